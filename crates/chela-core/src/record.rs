@@ -1,0 +1,285 @@
+//! The seams the API's edge stands on: who calls, what is recorded, what can be asked and steered.
+
+use crate::{
+    BoxFuture,
+    chat::{ChatRequest, Message},
+    engine::FinishReason,
+    error::Refusal,
+    ids::{Millis, PolicyVersion, Profile, SessionId, TokenId, TurnId},
+    store::{Reply, Segment, SessionRecord, StoreCounts, TurnKind, TurnStory, VersionRecord},
+};
+
+/// What a key may do. Each includes what stands before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Ask for replies.
+    Chat,
+    /// Score and read the profile's own sessions.
+    Feedback,
+    /// Everything.
+    Admin,
+}
+
+impl Scope {
+    /// The word used in the API and on disk.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Feedback => "feedback",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The reverse.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Chat, Self::Feedback, Self::Admin].into_iter().find(|s| s.as_str() == text)
+    }
+}
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Whose adapter answers and learns.
+    pub profile: Profile,
+    /// What it may do.
+    pub scope: Scope,
+    /// The session its key belongs to, when it is a session key: it may chat in it and score it, nothing else.
+    pub session: Option<SessionId>,
+}
+
+/// Tells who a key belongs to.
+pub trait Gatekeeper: Send + Sync {
+    /// `None` = no key was sent. A wrong key is refused where keys are required, else it is the default profile's.
+    fn identify(&self, key: Option<&str>) -> Result<Caller, Refusal>;
+}
+
+/// Recorded tokens a prompt may begin with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReusablePrefix {
+    /// How many of the request's messages they cover: the parent's messages and its answer.
+    pub messages: usize,
+    /// The parent's prompt and reply.
+    pub tokens: Vec<TokenId>,
+    /// The reply ended by an end id; else the template's end of the message is still to come.
+    pub ended: bool,
+}
+
+/// What is settled when a request arrives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admission {
+    /// One for each choice.
+    pub turns: Vec<TurnId>,
+    /// Whose.
+    pub profile: Profile,
+    /// In which session.
+    pub session: SessionId,
+    /// Where the session id came from.
+    pub session_source: String,
+    /// The turn it continues.
+    pub parent: Option<TurnId>,
+    /// Main or side.
+    pub kind: TurnKind,
+    /// Why.
+    pub reason: String,
+    /// Nothing is kept (`X-Turn-Type: private`).
+    pub private: bool,
+    /// The version that will sample.
+    pub version: PolicyVersion,
+    /// Tokens to begin with; with `None` the reason for a new segment.
+    pub reuse: Result<ReusablePrefix, String>,
+    /// When it arrived.
+    pub arrived: Millis,
+}
+
+/// What is known when a reply is over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// Index into [`Admission::turns`].
+    pub choice: usize,
+    /// The prompt the engine read.
+    pub prompt: Vec<TokenId>,
+    /// How it relates to the parent's tokens.
+    pub segment: Segment,
+    /// What was sampled.
+    pub reply: Reply,
+    /// See [`crate::store::Turn::temperature`].
+    pub temperature: f32,
+    /// Why it was over.
+    pub finish: FinishReason,
+    /// The reply as text and calls.
+    pub answer: Message,
+}
+
+/// What the server needs of the rest, in two moments of a request.
+pub trait Recorder: Send + Sync {
+    /// Session, parent, kind, ids to reuse, profile, version. The previous turn's next state is appended now.
+    fn admit<'a>(
+        &'a self,
+        caller: &'a Caller,
+        request: &'a ChatRequest,
+    ) -> BoxFuture<'a, Result<Admission, Refusal>>;
+    /// Keeps the turn; durable when it returns.
+    fn seal<'a>(
+        &'a self,
+        admission: &'a Admission,
+        request: &'a ChatRequest,
+        completion: Completion,
+    ) -> BoxFuture<'a, Result<TurnId, Refusal>>;
+}
+
+/// What feedback speaks of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FeedbackTarget {
+    /// This turn.
+    Turn(TurnId),
+    /// The last completed main turn of this session.
+    Session(SessionId),
+}
+
+/// Explicit feedback: at least one of the three.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Feedback {
+    /// On what.
+    pub target: FeedbackTarget,
+    /// Any finite number.
+    pub score: Option<f32>,
+    /// A remark; becomes a next state.
+    pub text: Option<String>,
+    /// What the reply should have been; becomes a hint.
+    pub edited: Option<String>,
+}
+
+/// One turn in an export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExportRow {
+    /// The turn, or the last turn of a concatenated row.
+    pub turn: TurnId,
+    /// Prompt and reply.
+    pub input_ids: Vec<TokenId>,
+    /// True where sampled.
+    pub loss_mask: Vec<bool>,
+    /// Behavior log-probs; 0 where not sampled.
+    pub logprobs: Vec<f32>,
+    /// The version of each sampled token; −1 where not sampled.
+    pub versions: Vec<i64>,
+    /// Discounted explicit reward, else the verdict's.
+    pub reward: Option<f32>,
+    /// The verdicts' hints.
+    pub hints: Vec<String>,
+}
+
+/// How an export joins turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportStyle {
+    /// A row for each turn.
+    Individual,
+    /// A row for each segment.
+    Concat,
+}
+
+/// A profile's versions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyView {
+    /// Whose.
+    pub profile: Profile,
+    /// What new requests get.
+    pub served: u64,
+    /// Why training is paused, when it is.
+    pub paused: Option<String>,
+    /// By number, without the base.
+    pub versions: Vec<VersionRecord>,
+}
+
+/// What an operator can do to a profile's versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyAction {
+    /// Serve an older version (0 = base), or the served one's parent; training goes on from there.
+    Rollback(Option<u64>),
+    /// Serve this version.
+    Promote(u64),
+    /// No more steps.
+    Pause,
+    /// Steps again.
+    Resume,
+}
+
+/// How things stand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StatusView {
+    /// The base model.
+    pub model: String,
+    /// Its context.
+    pub context_length: usize,
+    /// Learning is on.
+    pub learning: bool,
+    /// Why turns make no samples although learning is on, in a line each; empty when all is well.
+    pub notices: Vec<String>,
+    /// Figures of the store.
+    pub counts: StoreCounts,
+    /// Judging: running now.
+    pub judging: u64,
+    /// Judge errors since start, by judge.
+    pub judge_errors: Vec<(String, u64)>,
+    /// Each profile with what it serves.
+    pub profiles: Vec<PolicyView>,
+}
+
+/// What the API's learning routes ask. Scopes are checked by the caller before; ownership (profile, session) is checked here.
+pub trait ControlPlane: Send + Sync {
+    /// Records feedback; durable when it returns. Returns the turn and the reward now standing.
+    fn feedback<'a>(
+        &'a self,
+        caller: &'a Caller,
+        feedback: Feedback,
+    ) -> BoxFuture<'a, Result<(TurnId, Option<f32>), Refusal>>;
+    /// Starts a session under a key (a fresh one when `None`); a live key's session ends and the key moves on. Returns the
+    /// session's id and key.
+    fn start_session(
+        &self,
+        profile: Profile,
+        task: Option<String>,
+        key: Option<String>,
+    ) -> BoxFuture<'_, Result<(SessionId, String), Refusal>>;
+    /// AReaL's reward: on a turn, or on the session's last completed main turn.
+    fn set_reward<'a>(
+        &'a self,
+        caller: &'a Caller,
+        reward: f32,
+        turn: Option<TurnId>,
+    ) -> BoxFuture<'a, Result<TurnId, Refusal>>;
+    /// Ends the key's session. Returns its number of turns.
+    fn end_session<'a>(&'a self, caller: &'a Caller) -> BoxFuture<'a, Result<u64, Refusal>>;
+    /// A session's turns for a trainer elsewhere.
+    fn export(
+        &self,
+        session: &SessionId,
+        discount: f32,
+        style: ExportStyle,
+    ) -> Result<Vec<ExportRow>, Refusal>;
+    /// Sessions the caller may see, the last active first.
+    fn sessions(&self, caller: &Caller, limit: usize) -> Result<Vec<SessionRecord>, Refusal>;
+    /// One session's turns.
+    fn session(
+        &self,
+        caller: &Caller,
+        session: &SessionId,
+    ) -> Result<(SessionRecord, Vec<TurnStory>), Refusal>;
+    /// Forgets a session.
+    fn forget_session<'a>(
+        &'a self,
+        caller: &'a Caller,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<u64, Refusal>>;
+    /// A profile's versions.
+    fn policy(&self, profile: &Profile) -> Result<PolicyView, Refusal>;
+    /// Steers them.
+    fn steer(
+        &self,
+        profile: Profile,
+        action: PolicyAction,
+    ) -> BoxFuture<'_, Result<PolicyView, Refusal>>;
+    /// How things stand: all profiles for an admin, else the caller's.
+    fn status(&self, caller: &Caller) -> Result<StatusView, Refusal>;
+    /// Whether turns can be accepted; the reason when not.
+    fn health(&self) -> Result<(), String>;
+}

@@ -1,0 +1,1 @@
+//! The operations on numbers, and their CPU implementation; all unsafe code of the project.

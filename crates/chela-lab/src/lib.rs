@@ -1,0 +1,1 @@
+//! Demo, experiments and benchmarks, as clients of the public API.

@@ -1,0 +1,1 @@
+//! Judges and engines in another process, over the APIs they speak.

@@ -1,0 +1,1 @@
+//! Follows sessions, pairs each turn with what came next, has it judged.

@@ -1,0 +1,1 @@
+//! Speaks the OpenAI API and the RL control API.

@@ -1,0 +1,1 @@
+//! Keeps turns, verdicts, samples, versions: durable, exactly once.

@@ -1,0 +1,1 @@
+//! Leases a batch, runs learner and loss, checkpoints, publishes, rolls back.
