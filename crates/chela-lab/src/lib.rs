@@ -1,1 +1,35 @@
-//! Demo, experiments and benchmarks, as clients of the public API.
+//! Demo, experiments and benchmarks, as clients of the public API: everything here speaks HTTP and knows nothing inside.
+
+pub mod client;
+pub mod demo;
+pub mod evaluate;
+pub mod report;
+pub mod taste;
+pub mod texts;
+pub mod user;
+
+use thiserror::Error;
+
+/// What can go wrong in an experiment.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// The server did not answer, or not as its API says.
+    #[error("{0}")]
+    Http(String),
+    /// The server refused.
+    #[error("{status} at {route}: {message}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// Route.
+        route: String,
+        /// Its message.
+        message: String,
+    },
+    /// Nothing was learnt in time.
+    #[error("{0}")]
+    Stuck(String),
+    /// Output failed.
+    #[error("cannot print: {0}")]
+    Print(#[from] std::io::Error),
+}

@@ -1,1 +1,34 @@
 //! Finds, fetches, verifies and reads a model: config, tensors, tokenizer and template files.
+//!
+//! [`ModelSource::parse`] → [`resolve`] → [`Model::open`] → [`Model::tensor`],
+//! [`Model::tokenizer`], [`Model::chat_template`].
+
+mod checksum;
+mod config;
+mod config_gguf;
+mod config_hf;
+mod dequant;
+mod error;
+mod gguf;
+mod hub;
+mod json;
+mod model;
+mod names;
+mod pip;
+mod progress;
+mod safetensors_file;
+mod source;
+mod starter;
+mod tensor;
+#[doc(hidden)]
+pub mod testing;
+mod tokenizer_gguf;
+mod tokenizer_hf;
+
+pub use config::{Family, ModelConfig, Rope, RopeScaling};
+pub use error::{ModelError, Result};
+pub use model::{Model, tokenizer_hash};
+pub use names::{LayerTensor, TensorName};
+pub use progress::{NoProgress, Progress, TerminalProgress};
+pub use source::{Layout, ModelFiles, ModelSource, resolve};
+pub use tensor::{DType, TensorData};

@@ -1,1 +1,3 @@
+//! The binary.
+mod config;
 fn main() {}

@@ -1,0 +1,237 @@
+//! The configuration a GGUF file carries in its metadata.
+
+use std::path::Path;
+
+use crate::config::{Family, ModelConfig, Rope, RopeScaling};
+use crate::error::{ModelError, Result};
+use crate::gguf::Gguf;
+
+/// Tokens that end a reply wherever they exist. GGUF files name one or two end tokens, the
+/// checkpoints they were made from often more (in generation_config.json, which is not carried).
+const END_TOKENS: [&str; 6] = [
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+];
+
+/// Reads the configuration from the header of the file at `path`. `factors` are the values of
+/// `rope_freqs.weight` when the file has that tensor.
+pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Result<ModelConfig> {
+    let named = gguf
+        .text("general.architecture")
+        .unwrap_or("a file that names none");
+    let family = match named {
+        "llama" => Family::Llama,
+        "qwen2" => Family::Qwen2,
+        "qwen3" => Family::Qwen3,
+        other => {
+            return Err(unsupported(
+                path,
+                format!("the architecture {other}"),
+                "llama, qwen2 and qwen3 are",
+            ));
+        }
+    };
+    let keys = Keys {
+        gguf,
+        path,
+        family: named,
+    };
+    if keys
+        .optional_size("expert_count")
+        .is_some_and(|experts| experts > 0)
+    {
+        return Err(unsupported(
+            path,
+            "a mixture of experts".to_owned(),
+            "dense models are",
+        ));
+    }
+    let tokens = gguf.texts("tokenizer.ggml.tokens").unwrap_or_default();
+    let embed = gguf.tensors.get("token_embd.weight");
+    let (hidden, heads) = (
+        keys.size("embedding_length")?,
+        keys.size("attention.head_count")?,
+    );
+    let plain_head_dim = hidden.checked_div(heads).unwrap_or(0);
+    let head_dim = keys
+        .optional_size("attention.key_length")
+        .unwrap_or(plain_head_dim);
+    let rotated = keys
+        .optional_size("rope.dimension_count")
+        .unwrap_or(head_dim);
+    if rotated != head_dim
+        || keys
+            .optional_size("attention.value_length")
+            .is_some_and(|v| v != head_dim)
+    {
+        let what = format!("rotation of {rotated} of {head_dim} dimensions, or unequal heads");
+        return Err(unsupported(path, what, "full rotation is"));
+    }
+    let context_length = keys.size("context_length")?;
+    let bias = |name: &str| {
+        gguf.tensors
+            .contains_key(&format!("blk.0.attn_{name}.bias"))
+    };
+    let config = ModelConfig {
+        family,
+        hidden,
+        layers: keys.size("block_count")?,
+        heads,
+        kv_heads: keys
+            .optional_size("attention.head_count_kv")
+            .unwrap_or(heads),
+        head_dim,
+        intermediate: keys.size("feed_forward_length")?,
+        vocab: embed.map_or(tokens.len(), |tensor| tensor.shape[0]),
+        rms_eps: keys.number("attention.layer_norm_rms_epsilon")?,
+        rope: rope(keys, context_length, factors)?,
+        sliding_window: keys
+            .optional_size("attention.sliding_window")
+            .filter(|w| *w > 0),
+        tie_embeddings: !gguf.tensors.contains_key("output.weight"),
+        context_length,
+        qkv_bias: bias("q"),
+        o_bias: bias("output"),
+        qk_norm: family == Family::Qwen3,
+        end_ids: end_ids(gguf, tokens),
+        bos_id: token_id(gguf, "tokenizer.ggml.bos_token_id"),
+        add_bos: add_bos(gguf),
+    };
+    match config.flaw() {
+        None => Ok(config),
+        Some(flaw) => Err(ModelError::format(path, flaw)),
+    }
+}
+
+fn unsupported(path: &Path, what: String, hint: &str) -> ModelError {
+    ModelError::Unsupported {
+        path: path.to_owned(),
+        what,
+        hint: hint.to_owned(),
+    }
+}
+
+/// Metadata below the architecture's prefix.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    gguf: &'a Gguf,
+    path: &'a Path,
+    family: &'a str,
+}
+
+impl Keys<'_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.family)
+    }
+
+    fn missing(&self, key: &str) -> ModelError {
+        let key = self.key(key);
+        ModelError::format(self.path, format!("the metadata has no usable {key}"))
+    }
+
+    fn size(&self, key: &str) -> Result<usize> {
+        self.optional_size(key).ok_or_else(|| self.missing(key))
+    }
+
+    fn optional_size(&self, key: &str) -> Option<usize> {
+        self.gguf.size(&self.key(key))
+    }
+
+    fn number(&self, key: &str) -> Result<f32> {
+        self.gguf
+            .float(&self.key(key))
+            .ok_or_else(|| self.missing(key))
+    }
+
+    fn optional_number(&self, key: &str) -> Option<f32> {
+        self.gguf.float(&self.key(key))
+    }
+}
+
+fn rope(keys: Keys<'_>, context_length: usize, factors: Option<Vec<f32>>) -> Result<Rope> {
+    let theta = keys.optional_number("rope.freq_base").unwrap_or(10_000.0);
+    if let Some(factors) = factors {
+        return Ok(Rope {
+            theta,
+            scaling: RopeScaling::Factors(factors),
+        });
+    }
+    let original = keys.optional_size("rope.scaling.original_context_length");
+    let scaling = match keys.gguf.text(&keys.key("rope.scaling.type")) {
+        None | Some("none") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear {
+            factor: keys.number("rope.scaling.factor")?,
+        },
+        Some("yarn") => {
+            let factor = keys.number("rope.scaling.factor")?;
+            let sharpen = if factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * factor.ln() + 1.0
+            };
+            RopeScaling::Yarn {
+                factor,
+                original_context: original.unwrap_or(context_length),
+                beta_fast: keys
+                    .optional_number("rope.scaling.yarn_beta_fast")
+                    .unwrap_or(32.0),
+                beta_slow: keys
+                    .optional_number("rope.scaling.yarn_beta_slow")
+                    .unwrap_or(1.0),
+                attention_factor: keys
+                    .optional_number("rope.scaling.attn_factor")
+                    .unwrap_or(sharpen),
+            }
+        }
+        Some(other) => {
+            let what = format!("rope scaling {other}");
+            return Err(unsupported(keys.path, what, "none, linear and yarn are"));
+        }
+    };
+    Ok(Rope { theta, scaling })
+}
+
+/// A token id in the metadata; -1 and the like mean "none".
+pub(crate) fn token_id(gguf: &Gguf, key: &str) -> Option<u32> {
+    gguf.int(key)
+        .and_then(|id| u32::try_from(id).ok())
+        .filter(|id| *id != u32::MAX)
+}
+
+fn end_ids(gguf: &Gguf, tokens: &[String]) -> Vec<u32> {
+    let named = ["eos", "eot", "eom"].map(|name| format!("tokenizer.ggml.{name}_token_id"));
+    let mut ids: Vec<u32> = Vec::new();
+    let known = END_TOKENS.iter().filter_map(|end| {
+        let id = tokens.iter().position(|token| token == end)?;
+        // A normal word that happens to look like one (type 1) ends nothing.
+        let kind = gguf
+            .ints("tokenizer.ggml.token_type")
+            .and_then(|types| types.get(id));
+        kind.is_none_or(|kind| *kind == 3).then_some(id as u32)
+    });
+    for id in named
+        .iter()
+        .filter_map(|key| token_id(gguf, key))
+        .chain(known)
+    {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+/// When a file does not say, only Llama 3's tokenizer opens every text with its first token.
+fn add_bos(gguf: &Gguf) -> bool {
+    gguf.flag("tokenizer.ggml.add_bos_token")
+        .unwrap_or_else(|| {
+            matches!(
+                gguf.text("tokenizer.ggml.pre"),
+                Some("llama-bpe" | "llama3" | "llama-v3")
+            )
+        })
+}

@@ -1,0 +1,255 @@
+//! The configuration of a Hugging Face folder: config.json, generation_config.json,
+//! tokenizer_config.json.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::config::{Family, ModelConfig, Rope, RopeScaling};
+use crate::error::{ModelError, Result};
+use crate::json::{self, Fields};
+use crate::tokenizer_hf::SpecialNames;
+
+const FAMILIES: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are";
+
+/// Reads the configuration of the model in `folder`.
+pub(crate) fn read(folder: &Path, specials: &SpecialNames) -> Result<ModelConfig> {
+    let path = folder.join("config.json");
+    if !path.exists() {
+        let file = "config.json".to_owned();
+        return Err(ModelError::MissingFile {
+            folder: folder.to_owned(),
+            file,
+        });
+    }
+    let value = json::read(&path)?;
+    let fields = Fields {
+        value: &value,
+        path: &path,
+    };
+    let family = family(fields)?;
+    refuse_unknown_parts(fields)?;
+
+    let heads = fields.size("num_attention_heads")?;
+    let hidden = fields.size("hidden_size")?;
+    let layers = fields.size("num_hidden_layers")?;
+    let context_length = fields.size("max_position_embeddings")?;
+    let head_dim = match fields.optional_size("head_dim")? {
+        Some(head_dim) => head_dim,
+        None if heads == 0 => 0,
+        None => hidden / heads,
+    };
+    let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let generation = folder.join("generation_config.json");
+    let config = ModelConfig {
+        family,
+        hidden,
+        layers,
+        heads,
+        kv_heads: fields
+            .optional_size("num_key_value_heads")?
+            .unwrap_or(heads),
+        head_dim,
+        intermediate: fields.size("intermediate_size")?,
+        vocab: fields.size("vocab_size")?,
+        rms_eps: fields.number("rms_norm_eps")?,
+        rope: rope(fields, context_length)?,
+        sliding_window: sliding_window(fields, family, layers)?,
+        tie_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+        context_length,
+        qkv_bias: attention_bias || family == Family::Qwen2,
+        o_bias: attention_bias && family != Family::Qwen2,
+        qk_norm: family == Family::Qwen3,
+        end_ids: end_ids(fields, &generation, specials)?,
+        bos_id: match specials.bos_id {
+            Some(id) => Some(id),
+            None if specials.says_no_bos => None,
+            None => fields.ids("bos_token_id")?.first().copied(),
+        },
+        add_bos: specials.add_bos,
+    };
+    match config.flaw() {
+        None => Ok(config),
+        Some(flaw) => Err(ModelError::format(&path, flaw)),
+    }
+}
+
+fn family(fields: Fields<'_>) -> Result<Family> {
+    let named = fields
+        .get("architectures")
+        .and_then(|list| list.get(0))
+        .and_then(Value::as_str);
+    let named = named
+        .or_else(|| fields.text("model_type"))
+        .unwrap_or("a model that names none");
+    match named {
+        "LlamaForCausalLM" | "llama" => Ok(Family::Llama),
+        "Qwen2ForCausalLM" | "qwen2" => Ok(Family::Qwen2),
+        "Qwen3ForCausalLM" | "qwen3" => Ok(Family::Qwen3),
+        other => Err(ModelError::Unsupported {
+            path: fields.path.to_owned(),
+            what: format!("the architecture {other}"),
+            hint: FAMILIES.to_owned(),
+        }),
+    }
+}
+
+/// Switches that would change the forward pass and that no supported model uses.
+fn refuse_unknown_parts(fields: Fields<'_>) -> Result<()> {
+    let refuse = |what: String, hint: &str| {
+        let (path, hint) = (fields.path.to_owned(), hint.to_owned());
+        Err(ModelError::Unsupported { path, what, hint })
+    };
+    match fields.text("hidden_act") {
+        None | Some("silu") => {}
+        Some(other) => return refuse(format!("the activation {other}"), "silu is"),
+    }
+    if fields.flag("mlp_bias")? == Some(true) {
+        return refuse("a bias in the MLP".into(), "models without one are");
+    }
+    if fields.get("quantization_config").is_some() {
+        let hint = "take the unquantised checkpoint, or a GGUF file";
+        return refuse("a quantised Hugging Face checkpoint".into(), hint);
+    }
+    let parameters = fields.object("rope_parameters");
+    for fields in [Some(fields), parameters].into_iter().flatten() {
+        if fields
+            .optional_number("partial_rotary_factor")?
+            .is_some_and(|part| part != 1.0)
+        {
+            return refuse("rotation of a part of each head".into(), "full rotation is");
+        }
+    }
+    Ok(())
+}
+
+/// Both spellings: `rope_theta` + `rope_scaling`, and the newer `rope_parameters`.
+fn rope(fields: Fields<'_>, context_length: usize) -> Result<Rope> {
+    let parameters = fields.object("rope_parameters");
+    let theta = match parameters
+        .map(|p| p.optional_number("rope_theta"))
+        .transpose()?
+        .flatten()
+    {
+        Some(theta) => theta,
+        // The default of both Llama and Qwen code when the file does not say.
+        None => fields.optional_number("rope_theta")?.unwrap_or(10_000.0),
+    };
+    let Some(scaling) = parameters.or_else(|| fields.object("rope_scaling")) else {
+        return Ok(Rope {
+            theta,
+            scaling: RopeScaling::None,
+        });
+    };
+    let original = scaling
+        .optional_size("original_max_position_embeddings")?
+        .or(fields.optional_size("original_max_position_embeddings")?);
+    let kind = scaling
+        .text("rope_type")
+        .or_else(|| scaling.text("type"))
+        .unwrap_or("default");
+    let scaling = match kind {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear {
+            factor: scaling.number("factor")?,
+        },
+        "llama3" => RopeScaling::Llama3 {
+            factor: scaling.number("factor")?,
+            low_freq_factor: scaling.number("low_freq_factor")?,
+            high_freq_factor: scaling.number("high_freq_factor")?,
+            original_context: original.unwrap_or(context_length),
+        },
+        "yarn" => yarn(scaling, original.unwrap_or(context_length))?,
+        other => {
+            return Err(ModelError::Unsupported {
+                path: fields.path.to_owned(),
+                what: format!("rope scaling {other}"),
+                hint: "default, linear, llama3 and yarn are".to_owned(),
+            });
+        }
+    };
+    Ok(Rope { theta, scaling })
+}
+
+fn yarn(scaling: Fields<'_>, original_context: usize) -> Result<RopeScaling> {
+    let factor = scaling.number("factor")?;
+    // YaRN §3.4: attention is sharpened by 0.1 ln(s) + 1, unless the file says otherwise.
+    let magnitude = |m: f32| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * m * factor.ln() + 1.0
+        }
+    };
+    let mscale = scaling.optional_number("mscale")?;
+    let mscale_all = scaling.optional_number("mscale_all_dim")?;
+    let attention_factor = match (
+        scaling.optional_number("attention_factor")?,
+        mscale,
+        mscale_all,
+    ) {
+        (Some(factor), _, _) => factor,
+        (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => magnitude(m) / magnitude(all),
+        _ => magnitude(1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_context,
+        beta_fast: scaling.optional_number("beta_fast")?.unwrap_or(32.0),
+        beta_slow: scaling.optional_number("beta_slow")?.unwrap_or(1.0),
+        attention_factor,
+    })
+}
+
+fn sliding_window(fields: Fields<'_>, family: Family, layers: usize) -> Result<Option<usize>> {
+    let window = fields.optional_size("sliding_window")?;
+    let on = match family {
+        Family::Llama => window.is_some(),
+        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window")?.unwrap_or(false),
+    };
+    let Some(window) = window.filter(|_| on) else {
+        return Ok(None);
+    };
+    let sliding = match fields.get("layer_types").and_then(Value::as_array) {
+        Some(types) => types
+            .iter()
+            .filter(|kind| **kind == "sliding_attention")
+            .count(),
+        // Qwen: layers from max_window_layers on have the window.
+        None if family != Family::Llama => {
+            layers.saturating_sub(fields.optional_size("max_window_layers")?.unwrap_or(0))
+        }
+        None => layers,
+    };
+    match sliding {
+        0 => Ok(None),
+        all if all == layers => Ok(Some(window)),
+        some => Err(ModelError::Unsupported {
+            path: fields.path.to_owned(),
+            what: format!("a sliding window in {some} of {layers} layers"),
+            hint: "all layers or none is".to_owned(),
+        }),
+    }
+}
+
+/// The tokenizer's end token first, then those of generation_config.json and config.json.
+fn end_ids(fields: Fields<'_>, generation: &Path, specials: &SpecialNames) -> Result<Vec<u32>> {
+    let mut all: Vec<u32> = specials.eos_id.into_iter().collect();
+    if let Some(value) = json::read_optional(generation)? {
+        all.extend(
+            Fields {
+                value: &value,
+                path: generation,
+            }
+            .ids("eos_token_id")?,
+        );
+    }
+    all.extend(fields.ids("eos_token_id")?);
+    let mut ids = Vec::new();
+    for id in all {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}

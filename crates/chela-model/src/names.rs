@@ -1,0 +1,142 @@
+//! The one name each tensor has in this project, whatever file it comes from.
+
+use std::fmt;
+
+/// A tensor of a model. `Display` gives the canonical name, e.g. `layers.3.attn.q.weight`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TensorName {
+    /// Token embeddings, `[vocab, hidden]`: `embed`.
+    Embed,
+    /// The norm before the head, `[1, hidden]`: `final_norm`.
+    FinalNorm,
+    /// The output matrix, `[vocab, hidden]`: `head`. Absent when it is tied to the embeddings.
+    Head,
+    /// A tensor of one layer, counted from 0.
+    Layer(usize, LayerTensor),
+}
+
+/// A tensor of one layer. D = head dimension, H = heads, KV = key/value heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LayerTensor {
+    /// `[1, hidden]`: `attn_norm`.
+    AttnNorm,
+    /// `[H * D, hidden]`: `attn.q.weight`.
+    Q,
+    /// `[1, H * D]`: `attn.q.bias`.
+    QBias,
+    /// `[KV * D, hidden]`: `attn.k.weight`.
+    K,
+    /// `[1, KV * D]`: `attn.k.bias`.
+    KBias,
+    /// `[KV * D, hidden]`: `attn.v.weight`.
+    V,
+    /// `[1, KV * D]`: `attn.v.bias`.
+    VBias,
+    /// `[hidden, H * D]`: `attn.o.weight`.
+    O,
+    /// `[1, hidden]`: `attn.o.bias`.
+    OBias,
+    /// `[1, D]`: `attn.q_norm`.
+    QNorm,
+    /// `[1, D]`: `attn.k_norm`.
+    KNorm,
+    /// `[1, hidden]`: `mlp_norm`.
+    MlpNorm,
+    /// `[intermediate, hidden]`: `mlp.gate`.
+    Gate,
+    /// `[intermediate, hidden]`: `mlp.up`.
+    Up,
+    /// `[hidden, intermediate]`: `mlp.down`.
+    Down,
+}
+
+impl LayerTensor {
+    /// All of them, in the order they are used in a forward pass.
+    pub const ALL: [Self; 15] = [
+        Self::AttnNorm,
+        Self::Q,
+        Self::QBias,
+        Self::K,
+        Self::KBias,
+        Self::V,
+        Self::VBias,
+        Self::QNorm,
+        Self::KNorm,
+        Self::O,
+        Self::OBias,
+        Self::MlpNorm,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
+
+    /// (canonical, Hugging Face, GGUF), each below the layer's prefix.
+    fn names(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::AttnNorm => ("attn_norm", "input_layernorm.weight", "attn_norm.weight"),
+            Self::Q => ("attn.q.weight", "self_attn.q_proj.weight", "attn_q.weight"),
+            Self::QBias => ("attn.q.bias", "self_attn.q_proj.bias", "attn_q.bias"),
+            Self::K => ("attn.k.weight", "self_attn.k_proj.weight", "attn_k.weight"),
+            Self::KBias => ("attn.k.bias", "self_attn.k_proj.bias", "attn_k.bias"),
+            Self::V => ("attn.v.weight", "self_attn.v_proj.weight", "attn_v.weight"),
+            Self::VBias => ("attn.v.bias", "self_attn.v_proj.bias", "attn_v.bias"),
+            Self::O => (
+                "attn.o.weight",
+                "self_attn.o_proj.weight",
+                "attn_output.weight",
+            ),
+            Self::OBias => ("attn.o.bias", "self_attn.o_proj.bias", "attn_output.bias"),
+            Self::QNorm => (
+                "attn.q_norm",
+                "self_attn.q_norm.weight",
+                "attn_q_norm.weight",
+            ),
+            Self::KNorm => (
+                "attn.k_norm",
+                "self_attn.k_norm.weight",
+                "attn_k_norm.weight",
+            ),
+            Self::MlpNorm => (
+                "mlp_norm",
+                "post_attention_layernorm.weight",
+                "ffn_norm.weight",
+            ),
+            Self::Gate => ("mlp.gate", "mlp.gate_proj.weight", "ffn_gate.weight"),
+            Self::Up => ("mlp.up", "mlp.up_proj.weight", "ffn_up.weight"),
+            Self::Down => ("mlp.down", "mlp.down_proj.weight", "ffn_down.weight"),
+        }
+    }
+}
+
+impl TensorName {
+    /// The name in Hugging Face checkpoints.
+    pub fn hugging_face(self) -> String {
+        match self {
+            Self::Embed => "model.embed_tokens.weight".to_owned(),
+            Self::FinalNorm => "model.norm.weight".to_owned(),
+            Self::Head => "lm_head.weight".to_owned(),
+            Self::Layer(layer, tensor) => format!("model.layers.{layer}.{}", tensor.names().1),
+        }
+    }
+
+    /// The name in GGUF files.
+    pub fn gguf(self) -> String {
+        match self {
+            Self::Embed => "token_embd.weight".to_owned(),
+            Self::FinalNorm => "output_norm.weight".to_owned(),
+            Self::Head => "output.weight".to_owned(),
+            Self::Layer(layer, tensor) => format!("blk.{layer}.{}", tensor.names().2),
+        }
+    }
+}
+
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embed => f.write_str("embed"),
+            Self::FinalNorm => f.write_str("final_norm"),
+            Self::Head => f.write_str("head"),
+            Self::Layer(layer, tensor) => write!(f, "layers.{layer}.{}", tensor.names().0),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Which pending samples make the next batch, and how a leased one becomes what the learner sees. Plain functions.
+
+use crate::{TrainError, chain::Chain, config::TrainConfig};
+use chela_core::{LeasedSample, Millis, PendingSample, Sample, SampleColumns, SampleId};
+use chela_rl::{
+    advantage::{Credit, advantages, clipped_reward},
+    baseline::Baseline,
+};
+use std::collections::{HashMap, HashSet};
+
+/// What to do with the pending samples now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Selection {
+    /// The batch; empty = wait.
+    pub batch: Vec<SampleId>,
+    /// Never to be trained on, with the reason.
+    pub dropped: Vec<(SampleId, &'static str)>,
+}
+
+/// Chooses among `pending` (oldest first). Stale and foreign samples and copies of a reply are dropped; a session fills at most
+/// its share while others wait; a partial batch goes when its oldest sample has waited long enough.
+pub fn select(
+    pending: &[PendingSample],
+    chain: &Chain,
+    config: &TrainConfig,
+    now: Millis,
+) -> Selection {
+    let mut dropped = Vec::new();
+    let mut usable = Vec::new();
+    let mut replies = HashSet::new();
+    for sample in pending {
+        match chain.staleness(&sample.version) {
+            None => dropped.push((sample.id, "version outside the chain")),
+            Some(steps) if steps > config.max_staleness && !sample.explicit => {
+                dropped.push((sample.id, "stale"));
+            }
+            Some(_) if !replies.insert((sample.reply_hash, sample.reply_len)) => {
+                dropped.push((sample.id, "duplicate reply"));
+            }
+            Some(_) => usable.push(sample),
+        }
+    }
+    let waited = usable.first().is_some_and(|s| now - s.created >= config.batch_timeout_ms);
+    let share = ((config.batch as f32 * config.max_session_share).floor() as usize).max(1);
+    let mut batch = Vec::new();
+    let mut surplus = Vec::new();
+    let mut by_session: HashMap<_, usize> = HashMap::new();
+    for sample in &usable {
+        let count = by_session.entry(&sample.session).or_default();
+        *count += 1;
+        if *count <= share { batch.push(sample.id) } else { surplus.push(sample.id) }
+    }
+    if waited {
+        batch.extend(surplus);
+    }
+    batch.truncate(config.batch);
+    let enough = batch.len() == config.batch || (waited && batch.len() >= config.min_batch);
+    if !enough {
+        batch.clear();
+    }
+    Selection { batch, dropped }
+}
+
+/// What a batch trains on.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// For the learner.
+    pub samples: Vec<Sample>,
+    /// The ids of `samples`, in their order.
+    pub ids: Vec<SampleId>,
+    /// Leased, but without anything to train on, with the reason.
+    pub left_out: Vec<(SampleId, String)>,
+    /// Clipped rewards of `samples`, where they had one.
+    pub rewards: Vec<f32>,
+    /// Samples with a hint.
+    pub hinted: usize,
+}
+
+/// Computes advantages and builds the learner's samples. What cannot be built is left out with the reason.
+pub fn prepare(
+    leased: &[LeasedSample],
+    config: &TrainConfig,
+    baseline: &Baseline,
+) -> Result<Prepared, TrainError> {
+    let clip = config.advantage.reward_clip;
+    let rewards: Vec<f32> = leased
+        .iter()
+        .filter_map(|l| l.sample.reward)
+        .filter(|r| r.is_finite())
+        .map(|r| clipped_reward(r, clip))
+        .collect();
+    let b = if config.baseline { baseline.for_batch(&rewards) } else { 0.0 };
+    let mut prepared = Prepared { rewards, ..Prepared::default() };
+    for one in leased {
+        match build(one, config, b) {
+            Ok(Some(sample)) => {
+                prepared.hinted += usize::from(one.sample.teacher_logprobs.is_some());
+                prepared.ids.push(one.id);
+                prepared.samples.push(sample);
+            }
+            Ok(None) => prepared.left_out.push((one.id, "nothing to learn from".to_owned())),
+            Err(error) => prepared.left_out.push((one.id, error.to_string())),
+        }
+    }
+    Ok(prepared)
+}
+
+fn build(
+    leased: &LeasedSample,
+    config: &TrainConfig,
+    baseline: f32,
+) -> Result<Option<Sample>, TrainError> {
+    let (turn, judged) = (&leased.turn, &leased.sample);
+    let hinted = judged.teacher_logprobs.as_deref().zip(judged.student_logprobs.as_deref());
+    let credit = Credit { tokens: turn.reply.len(), reward: judged.reward, baseline, hinted };
+    let Some(advantages) = advantages(&config.advantage, &credit)? else {
+        return Ok(None);
+    };
+    if advantages.iter().all(|a| *a == 0.0) {
+        return Ok(None);
+    }
+    let mut tokens = turn.prompt.clone();
+    let start = tokens.len();
+    tokens.extend_from_slice(turn.reply.tokens());
+    let columns = SampleColumns {
+        // What a guide forced was no choice of the policy.
+        mask: turn.reply.forced().iter().map(|f| !f).collect(),
+        behavior_logprobs: turn.reply.behavior_logprobs().to_vec(),
+        advantages,
+    };
+    Ok(Some(Sample::new(tokens, start, columns, turn.temperature, turn.version.clone())?))
+}
+
+#[cfg(test)]
+#[path = "batch_tests.rs"]
+mod tests;

@@ -1,0 +1,219 @@
+//! The command line: what can be said, not what is done.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Serves a language model to any agent and trains it from what happens next.
+#[derive(Debug, Parser)]
+#[command(name = "chela", version, about, max_term_width = 100)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Common {
+    /// Folder of store, adapters and keys.
+    #[arg(long, global = true, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Configuration file.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Starter name, folder, .gguf file or hub id.
+    #[arg(long, global = true, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Worker threads; 0 = one for each core.
+    #[arg(long, global = true, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print JSON for scripts on stdout.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Log lines as text or json, on stderr.
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    pub log_format: String,
+    /// Set any configuration key, like `--set learning.lr=1e-4`.
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve the model and learn from what happens next.
+    Serve(ServeArgs),
+    /// Watch a model learn a simulated user's taste, with the score before and after.
+    Demo(DemoArgs),
+    /// Measure this machine and model: prefill, decode, training, publish.
+    Bench,
+    /// Make, list and revoke keys.
+    Key {
+        /// What to do with keys.
+        #[command(subcommand)]
+        action: KeyAction,
+    },
+    /// Show the configuration in force and where each value comes from.
+    Config {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: ConfigAction,
+    },
+    /// How the running server stands.
+    Status,
+    /// Sessions of the running server.
+    Session {
+        /// What to do with sessions.
+        #[command(subcommand)]
+        action: SessionAction,
+    },
+    /// Score a turn of the running server.
+    Feedback(FeedbackArgs),
+    /// Versions of a profile: list them, go back, pause.
+    Policy {
+        /// What to do with versions.
+        #[command(subcommand)]
+        action: PolicyCommand,
+    },
+    /// Check folders, model, address and memory, and say what to do.
+    Doctor,
+}
+
+/// `chela serve`
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeArgs {
+    /// Address to listen on.
+    #[arg(long)]
+    pub host: Option<String>,
+    /// Port; 0 = any free one.
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Learn from what happens next.
+    #[arg(long, value_parser = ["on", "off"])]
+    pub learn: Option<String>,
+}
+
+/// `chela demo`
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Seed of the simulated user and of the adapter.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Also run a control whose scores are thrown by a coin.
+    #[arg(long)]
+    pub control: bool,
+    /// A few updates and 32 held-out prompts, in under three minutes.
+    #[arg(long)]
+    pub quick: bool,
+    /// Most optimizer steps.
+    #[arg(long)]
+    pub updates: Option<u64>,
+}
+
+/// `chela key …`
+#[derive(Debug, Subcommand)]
+pub enum KeyAction {
+    /// Make a key; it is shown once.
+    New {
+        /// The profile it selects.
+        #[arg(long, default_value = "default")]
+        profile: String,
+        /// What it may do.
+        #[arg(long, default_value = "chat", value_parser = ["chat", "feedback", "admin"])]
+        scope: String,
+    },
+    /// List keys, without the keys themselves.
+    List,
+    /// Take a key back.
+    Revoke {
+        /// Its id, as listed.
+        id: String,
+    },
+    /// Replace a key by a new one for the same profile and scope, or the admin key with `admin`.
+    Rotate {
+        /// Its id, as listed, or `admin`.
+        id: String,
+    },
+    /// Print the admin key.
+    Admin,
+}
+
+/// `chela config …`
+#[derive(Debug, Subcommand)]
+pub enum ConfigAction {
+    /// Print every key with its value and where that comes from.
+    Show,
+}
+
+/// `chela session …`
+#[derive(Debug, Subcommand)]
+pub enum SessionAction {
+    /// The last active ones.
+    List,
+    /// The turns of one, with verdicts.
+    Show {
+        /// Its id.
+        id: String,
+    },
+    /// Its trajectories as JSON.
+    Export {
+        /// Its id.
+        id: String,
+    },
+}
+
+/// `chela feedback`
+#[derive(Debug, Args)]
+pub struct FeedbackArgs {
+    /// A turn's id, or a session's with --session.
+    pub target: String,
+    /// The target is a session: its last completed turn is meant.
+    #[arg(long)]
+    pub session: bool,
+    /// Any finite number; 1 = good, -1 = bad.
+    #[arg(long, allow_hyphen_values = true)]
+    pub score: Option<f32>,
+    /// A remark.
+    #[arg(long)]
+    pub text: Option<String>,
+}
+
+/// `chela policy …`
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// All versions of a profile.
+    List(ProfileArg),
+    /// Go back to a version (0 = the base model), or to the served one's parent.
+    Rollback {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// Which version.
+        #[arg(long)]
+        version: Option<u64>,
+    },
+    /// Serve a version.
+    Promote {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// Which version.
+        #[arg(long)]
+        version: u64,
+    },
+    /// No more steps.
+    Pause(ProfileArg),
+    /// Steps again.
+    Resume(ProfileArg),
+}
+
+/// Whose versions.
+#[derive(Clone, Debug, Args)]
+pub struct ProfileArg {
+    /// The profile.
+    #[arg(long, default_value = "default")]
+    pub profile: String,
+}

@@ -1,0 +1,37 @@
+//! The configuration: one table of keys, each with a default and a help line; flag > variable > file > default.
+
+mod layers;
+mod values;
+
+pub use layers::{Layers, Origin};
+pub use values::{Config, JudgeKind, RuleEntry};
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+
+/// Where the configuration file lies when none is named.
+pub fn default_path() -> Option<PathBuf> {
+    directories::ProjectDirs::from("", "", "chela").map(|d| d.config_dir().join("config.toml"))
+}
+
+/// Reads and validates everything. `flags` are `section.key = value` pairs.
+pub fn load(file: Option<&Path>, flags: &[(&'static str, toml::Value)]) -> Result<(Config, Layers)> {
+    let mut layers = Layers::of_defaults()?;
+    let path = file.map(Path::to_path_buf).or_else(default_path);
+    if let Some(path) = path {
+        if path.exists() {
+            let text = std::fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            layers.add_file(&path, &text)?;
+        } else if file.is_some() {
+            bail!("{}: no such configuration file", path.display());
+        }
+    }
+    layers.add_variables(std::env::vars())?;
+    for (key, value) in flags {
+        layers.set(key, value.clone(), Origin::Flag)?;
+    }
+    let config = layers.config()?;
+    config.validate()?;
+    Ok((config, layers))
+}

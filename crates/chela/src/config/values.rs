@@ -1,0 +1,383 @@
+//! The sections, their keys, defaults and meaning. `chela config show` and docs/configuration.md are made from this.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// Everything that can be configured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The HTTP server.
+    pub server: Server,
+    /// The model and the machine.
+    pub model: Model,
+    /// Where things are kept.
+    pub data: Data,
+    /// When and how to train.
+    pub learning: Learning,
+    /// Who scores.
+    pub judge: Judge,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Server {
+    /// Address to listen on; anything but loopback needs `auth = "keys"`.
+    pub host: String,
+    /// Port; 0 = any free one.
+    pub port: u16,
+    /// `open` (loopback only) or `keys`.
+    pub auth: String,
+    /// Origins of web pages that may call.
+    pub cors_origins: Vec<String>,
+    /// Further Host names under which the server may be called.
+    pub hosts: Vec<String>,
+    /// Unknown model names are refused instead of answered by the profile's policy.
+    pub strict_models: bool,
+    /// Seconds that running replies get at a stop.
+    pub grace_seconds: u64,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".to_owned(),
+            port: 30000,
+            auth: "open".to_owned(),
+            cors_origins: Vec::new(),
+            hosts: Vec::new(),
+            strict_models: false,
+            grace_seconds: 20,
+        }
+    }
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Model {
+    /// A starter's name, a folder, a .gguf file, or a hub id.
+    pub name: String,
+    /// Worker threads; 0 = one for each core.
+    pub threads: usize,
+    /// Replies decoded together.
+    pub max_concurrent: usize,
+    /// Memory for cached keys and values, in MiB; 0 = a quarter of the machine's.
+    pub cache_mib: usize,
+    /// Where downloaded models lie; empty = the platform's cache folder.
+    pub cache_dir: String,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            name: "starter".to_owned(),
+            threads: 0,
+            max_concurrent: 16,
+            cache_mib: 0,
+            cache_dir: String::new(),
+        }
+    }
+}
+
+/// `[data]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Data {
+    /// Store, adapters, keys; empty = the platform's data folder.
+    pub dir: String,
+}
+
+/// `[learning]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Learning {
+    /// Train at all.
+    pub on: bool,
+    /// `combined`, `binary` or `opd`.
+    pub method: String,
+    /// Samples of one step.
+    pub batch: usize,
+    /// Fewest samples of a partial batch.
+    pub min_batch: usize,
+    /// Seconds until a partial batch goes.
+    pub batch_timeout: u64,
+    /// Steps a judged sample may be behind.
+    pub max_staleness: u64,
+    /// Largest part of a batch from one session while others wait.
+    pub max_session_share: f64,
+    /// Stop after this many steps of a profile; 0 = never.
+    pub max_steps: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Largest gradient norm.
+    pub clip_norm: f64,
+    /// Rank of the adapter.
+    pub lora_rank: usize,
+    /// Its scale numerator.
+    pub lora_alpha: f64,
+    /// Subtract the running mean of rewards.
+    pub baseline: bool,
+    /// |teacher − student| is clipped to this.
+    pub opd_clip: f64,
+    /// |reward| is clipped to this.
+    pub reward_clip: f64,
+    /// `exclude`: replies cut by length never train; `bad`: they score −1.
+    pub truncated: String,
+    /// Turns of clients without rules are `main` or `side`.
+    pub unknown_clients: String,
+    /// Minutes until a silent session ends.
+    pub session_idle: u64,
+    /// Part of the machine that training takes while requests wait.
+    pub train_share: f64,
+    /// Seed of fresh adapters.
+    pub seed: u64,
+}
+
+impl Default for Learning {
+    fn default() -> Self {
+        Self {
+            on: true,
+            method: "combined".to_owned(),
+            batch: 16,
+            min_batch: 4,
+            batch_timeout: 600,
+            max_staleness: 2,
+            max_session_share: 0.25,
+            max_steps: 0,
+            lr: 2e-4,
+            clip_norm: 1.0,
+            lora_rank: 16,
+            lora_alpha: 32.0,
+            baseline: true,
+            opd_clip: 5.0,
+            reward_clip: 5.0,
+            truncated: "exclude".to_owned(),
+            unknown_clients: "main".to_owned(),
+            session_idle: 30,
+            train_share: 0.1,
+            seed: 0,
+        }
+    }
+}
+
+/// What judges there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JudgeKind {
+    /// Regular expressions on the next message.
+    Rules,
+    /// The base model.
+    #[serde(rename = "self")]
+    Own,
+    /// An OpenAI-compatible endpoint.
+    Openai,
+    /// A program that reads one JSON turn and prints a verdict.
+    Command,
+}
+
+/// One rule of the `rules` judge.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuleEntry {
+    /// Shown in verdicts.
+    pub name: String,
+    /// Regular expression on the next message, case-insensitive.
+    pub pattern: String,
+    /// `user` (default) or `tool`.
+    #[serde(default = "user")]
+    pub role: String,
+    /// 1, 0 or −1; none = a hint only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<f32>,
+    /// Hindsight text; `$0` is the match, `$text` the whole message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+fn user() -> String {
+    "user".to_owned()
+}
+
+/// `[judge]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Judge {
+    /// In order; the first with a verdict wins. Empty = explicit feedback only.
+    pub kinds: Vec<JudgeKind>,
+    /// Votes of a model judge; 0 = 3, or 1 for `self`.
+    pub votes: usize,
+    /// Most tokens of a vote; 0 = 4096, or 512 for `self`.
+    pub max_tokens: usize,
+    /// Seconds a vote may take.
+    pub timeout: u64,
+    /// Sampling temperature of votes.
+    pub temperature: f64,
+    /// Rules of the `rules` judge.
+    pub rules: Vec<RuleEntry>,
+    /// Program and arguments of the `command` judge.
+    pub command: Vec<String>,
+    /// Address of the `openai` judge, ending in `/v1`.
+    pub openai_url: String,
+    /// Its model.
+    pub openai_model: String,
+    /// Name of the environment variable that holds its key.
+    pub openai_key_variable: String,
+}
+
+impl Default for Judge {
+    fn default() -> Self {
+        Self {
+            kinds: vec![JudgeKind::Rules, JudgeKind::Own],
+            votes: 0,
+            max_tokens: 0,
+            timeout: 120,
+            temperature: 0.6,
+            rules: default_rules(),
+            command: Vec::new(),
+            openai_url: String::new(),
+            openai_model: String::new(),
+            openai_key_variable: "OPENAI_API_KEY".to_owned(),
+        }
+    }
+}
+
+/// What an ordinary user says when a reply missed or fitted; certain signs only, the rest is a model judge's.
+fn default_rules() -> Vec<RuleEntry> {
+    let rule = |name: &str, pattern: &str, reward: f32, hint: Option<&str>| RuleEntry {
+        name: name.to_owned(),
+        pattern: pattern.to_owned(),
+        role: user(),
+        reward: Some(reward),
+        hint: hint.map(str::to_owned),
+    };
+    vec![
+        rule(
+            "style-complaint",
+            r"\b(too (long|short|wordy|formal|technical|vague|complicated)|(shorter|briefer|simpler|longer) please|(make|keep) it (short|brief|simple|concise)|(one|two|three|a few) sentences?|fewer words|tl;?dr|in a nutshell|be (brief|concise)|at most \d+ words|under \d+ words|(in|into) \d+ words)\b",
+            -1.0,
+            Some("$text"),
+        ),
+        rule(
+            "rejected",
+            r"\b(that('s| is) (wrong|not (right|correct|what i (asked|meant|wanted)))|you (misunderstood|didn'?t answer)|not what i (asked|meant|wanted)|try again|redo (it|that)|no, i (meant|asked))\b",
+            -1.0,
+            Some("$text"),
+        ),
+        rule(
+            "accepted",
+            r"^\W*(perfect|great|thanks?|thank you|exactly|excellent|wonderful|lovely|brilliant|that'?s (it|right|perfect|great|helpful)|just what i (needed|wanted)|that (helps|works))\b",
+            1.0,
+            None,
+        ),
+    ]
+}
+
+impl Config {
+    /// What types cannot say.
+    pub fn validate(&self) -> Result<()> {
+        let one_of = |key: &str, value: &str, legal: &[&str]| {
+            if legal.contains(&value) {
+                Ok(())
+            } else {
+                bail!("{key} = {value:?}: use one of {}", legal.join(", "))
+            }
+        };
+        one_of("server.auth", &self.server.auth, &["open", "keys"])?;
+        one_of("learning.method", &self.learning.method, &["combined", "binary", "opd"])?;
+        one_of("learning.truncated", &self.learning.truncated, &["exclude", "bad"])?;
+        one_of("learning.unknown_clients", &self.learning.unknown_clients, &["main", "side"])?;
+        let loopback = self.server.host == "localhost"
+            || self.server.host.parse::<IpAddr>().is_ok_and(|a| a.is_loopback());
+        if !loopback && self.server.auth != "keys" {
+            bail!(
+                "server.host = {:?} can be reached from elsewhere, so keys are needed: set server.auth = \"keys\" and make one with `chela key new`",
+                self.server.host
+            );
+        }
+        let l = &self.learning;
+        let positive = [
+            ("learning.batch", l.batch as f64),
+            ("learning.min_batch", l.min_batch as f64),
+            ("learning.lr", l.lr),
+            ("learning.lora_rank", l.lora_rank as f64),
+            ("learning.lora_alpha", l.lora_alpha),
+            ("learning.opd_clip", l.opd_clip),
+            ("learning.reward_clip", l.reward_clip),
+            ("learning.session_idle", l.session_idle as f64),
+            ("model.max_concurrent", self.model.max_concurrent as f64),
+            ("judge.timeout", self.judge.timeout as f64),
+        ];
+        for (key, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                bail!("{key} = {value} must be positive");
+            }
+        }
+        if l.min_batch > l.batch {
+            bail!("learning.min_batch = {} is above learning.batch = {}", l.min_batch, l.batch);
+        }
+        for (key, value) in
+            [("learning.max_session_share", l.max_session_share), ("learning.train_share", l.train_share)]
+        {
+            if !(value > 0.0 && value <= 1.0) {
+                bail!("{key} = {value} must be above 0 and at most 1");
+            }
+        }
+        if self.judge.kinds.contains(&JudgeKind::Openai)
+            && (self.judge.openai_url.is_empty() || self.judge.openai_model.is_empty())
+        {
+            bail!("judge.kinds names openai: set judge.openai_url and judge.openai_model");
+        }
+        if self.judge.kinds.contains(&JudgeKind::Command) && self.judge.command.is_empty() {
+            bail!("judge.kinds names command: set judge.command = [\"program\", \"argument\"]");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_other_addresses_need_keys() {
+        let mut config = Config::default();
+        config.validate().unwrap();
+        config.server.host = "0.0.0.0".to_owned();
+        assert!(config.validate().unwrap_err().to_string().contains("keys"));
+        config.server.auth = "keys".to_owned();
+        config.validate().unwrap();
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let mut config = Config::default();
+        config.learning.lr = f64::NAN;
+        assert!(config.validate().unwrap_err().to_string().contains("learning.lr"));
+        let mut config = Config::default();
+        config.learning.method = "ppo".to_owned();
+        assert!(config.validate().unwrap_err().to_string().contains("combined"));
+        let mut config = Config::default();
+        config.judge.kinds = vec![JudgeKind::Openai];
+        assert!(config.validate().unwrap_err().to_string().contains("openai_url"));
+    }
+
+    #[test]
+    fn default_rules_know_complaint_and_thanks() {
+        let sign = |text: &str| {
+            default_rules().into_iter().find_map(|r| {
+                let pattern = format!("(?i){}", r.pattern);
+                regex_lite(&pattern, text).then_some(r.reward)
+            })
+        };
+        assert_eq!(sign("That's too long, two sentences please."), Some(Some(-1.0)));
+        assert_eq!(sign("Thanks! How long do eggs keep?"), Some(Some(1.0)));
+        assert_eq!(sign("How long do eggs keep?"), None);
+    }
+
+    fn regex_lite(pattern: &str, text: &str) -> bool {
+        regex::Regex::new(pattern).unwrap().is_match(text)
+    }
+}
