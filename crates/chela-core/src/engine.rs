@@ -231,8 +231,15 @@ pub struct AdapterSpec {
 
 impl Default for AdapterSpec {
     fn default() -> Self {
-        let targets =
-            ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        let targets = [
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ];
         Self {
             rank: 16,
             alpha: 32.0,
@@ -261,7 +268,14 @@ pub struct OptimParams {
 
 impl Default for OptimParams {
     fn default() -> Self {
-        Self { lr: 2e-4, beta1: 0.9, beta2: 0.98, eps: 1e-8, weight_decay: 0.0, clip: 1.0 }
+        Self {
+            lr: 2e-4,
+            beta1: 0.9,
+            beta2: 0.98,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            clip: 1.0,
+        }
     }
 }
 

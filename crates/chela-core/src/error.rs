@@ -7,7 +7,9 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NameError {
     /// Not usable as a profile.
-    #[error("profile {0:?}: use 1 to 64 characters of a-z A-Z 0-9 . _ - that do not begin with a dot")]
+    #[error(
+        "profile {0:?}: use 1 to 64 characters of a-z A-Z 0-9 . _ - that do not begin with a dot"
+    )]
     Profile(String),
     /// Not usable as a session id.
     #[error("session id {0:?}: use 1 to 256 characters without control characters")]
@@ -152,9 +154,10 @@ impl From<StoreError> for Refusal {
         match error {
             StoreError::NotFound(what) => Self::NotFound(what),
             StoreError::Conflict(why) => Self::Conflict(why),
-            StoreError::Dead(_) | StoreError::Unusable(_) => {
-                Self::Unavailable { message: error.to_string(), retry_after: 30 }
-            }
+            StoreError::Dead(_) | StoreError::Unusable(_) => Self::Unavailable {
+                message: error.to_string(),
+                retry_after: 30,
+            },
             StoreError::Damaged(_) => Self::Internal(error.to_string()),
         }
     }
@@ -166,6 +169,9 @@ impl From<NameError> for Refusal {
             NameError::Profile(_) => "profile",
             NameError::Session(_) => "session_id",
         };
-        Self::Invalid { field: field.to_owned(), message: error.to_string() }
+        Self::Invalid {
+            field: field.to_owned(),
+            message: error.to_string(),
+        }
     }
 }

@@ -139,7 +139,10 @@ mod tests {
         for bad in ["", "..", ".x", "a/b", "a b", "ü", &"x".repeat(65)] {
             assert!(Profile::new(bad).is_err(), "{bad:?}");
         }
-        assert_eq!(Profile::new("open-claw_1.2").unwrap().as_str(), "open-claw_1.2");
+        assert_eq!(
+            Profile::new("open-claw_1.2").unwrap().as_str(),
+            "open-claw_1.2"
+        );
     }
 
     #[test]

@@ -59,7 +59,9 @@ impl VerdictSource {
 
     /// The reverse.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Judge, Self::Rules, Self::Explicit].into_iter().find(|s| s.as_str() == text)
+        [Self::Judge, Self::Rules, Self::Explicit]
+            .into_iter()
+            .find(|s| s.as_str() == text)
     }
 }
 

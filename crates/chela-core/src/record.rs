@@ -32,7 +32,9 @@ impl Scope {
 
     /// The reverse.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Chat, Self::Feedback, Self::Admin].into_iter().find(|s| s.as_str() == text)
+        [Self::Chat, Self::Feedback, Self::Admin]
+            .into_iter()
+            .find(|s| s.as_str() == text)
     }
 }
 

@@ -16,7 +16,10 @@ impl Candidates {
     /// `ids.len()` must be a multiple of `k` ≥ 1.
     pub fn new(ids: Vec<TokenId>, k: usize) -> Result<Self, EngineError> {
         if k == 0 || !ids.len().is_multiple_of(k) {
-            return Err(EngineError::Shape(format!("{} candidate ids in rows of {k}", ids.len())));
+            return Err(EngineError::Shape(format!(
+                "{} candidate ids in rows of {k}",
+                ids.len()
+            )));
         }
         Ok(Self { ids, k })
     }
@@ -70,29 +73,49 @@ impl Sample {
         version: PolicyVersion,
     ) -> Result<Self, EngineError> {
         if start == 0 || start >= tokens.len() {
-            return Err(EngineError::Shape(format!("start {start} of {} tokens", tokens.len())));
+            return Err(EngineError::Shape(format!(
+                "start {start} of {} tokens",
+                tokens.len()
+            )));
         }
         let n = tokens.len() - start;
-        let lengths =
-            [columns.mask.len(), columns.behavior_logprobs.len(), columns.advantages.len()];
+        let lengths = [
+            columns.mask.len(),
+            columns.behavior_logprobs.len(),
+            columns.advantages.len(),
+        ];
         if lengths.iter().any(|l| *l != n) {
-            return Err(EngineError::Shape(format!("columns of {lengths:?} for {n} positions")));
+            return Err(EngineError::Shape(format!(
+                "columns of {lengths:?} for {n} positions"
+            )));
         }
         if !(temperature.is_finite() && temperature > 0.0) {
             return Err(EngineError::Shape(format!("temperature {temperature}")));
         }
         let finite = |v: &[f32]| v.iter().all(|x| x.is_finite());
         if !finite(&columns.behavior_logprobs) || !finite(&columns.advantages) {
-            return Err(EngineError::NotFinite("a sample's log-probs or advantages".to_owned()));
+            return Err(EngineError::NotFinite(
+                "a sample's log-probs or advantages".to_owned(),
+            ));
         }
-        Ok(Self { tokens, start, columns, temperature, version, candidates: None })
+        Ok(Self {
+            tokens,
+            start,
+            columns,
+            temperature,
+            version,
+            candidates: None,
+        })
     }
 
     /// Scores these candidates instead of the sampled token; N rows.
     pub fn with_candidates(mut self, candidates: Candidates) -> Result<Self, EngineError> {
         if candidates.rows() != self.len() {
             let rows = candidates.rows();
-            return Err(EngineError::Shape(format!("{rows} rows for {} positions", self.len())));
+            return Err(EngineError::Shape(format!(
+                "{rows} rows for {} positions",
+                self.len()
+            )));
         }
         self.candidates = Some(candidates);
         Ok(self)
@@ -244,6 +267,10 @@ mod tests {
         assert!(Candidates::new(vec![], 0).is_err());
         let three = Candidates::new(vec![1, 2, 3, 4, 5, 6], 2).unwrap();
         assert!(sample.clone().with_candidates(three).is_err());
-        assert!(sample.with_candidates(Candidates::new(vec![1, 2, 3, 4], 2).unwrap()).is_ok());
+        assert!(
+            sample
+                .with_candidates(Candidates::new(vec![1, 2, 3, 4], 2).unwrap())
+                .is_ok()
+        );
     }
 }

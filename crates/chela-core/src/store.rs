@@ -29,7 +29,9 @@ impl TurnKind {
 
     /// The reverse.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Main, Self::Side].into_iter().find(|k| k.as_str() == text)
+        [Self::Main, Self::Side]
+            .into_iter()
+            .find(|k| k.as_str() == text)
     }
 }
 
@@ -71,11 +73,24 @@ impl Reply {
         forced: Vec<bool>,
     ) -> Result<Self, StoreError> {
         let n = tokens.len();
-        let lengths = [behavior_logprobs.len(), logprobs_t1.len(), kept_mass.len(), forced.len()];
+        let lengths = [
+            behavior_logprobs.len(),
+            logprobs_t1.len(),
+            kept_mass.len(),
+            forced.len(),
+        ];
         if lengths.iter().any(|l| *l != n) {
-            return Err(StoreError::Damaged(format!("reply of {n} tokens, columns {lengths:?}")));
+            return Err(StoreError::Damaged(format!(
+                "reply of {n} tokens, columns {lengths:?}"
+            )));
         }
-        Ok(Self { tokens, behavior_logprobs, logprobs_t1, kept_mass, forced })
+        Ok(Self {
+            tokens,
+            behavior_logprobs,
+            logprobs_t1,
+            kept_mass,
+            forced,
+        })
     }
 
     /// `[N]`, the end id included.
@@ -492,7 +507,10 @@ pub trait TrajectoryStore: Send + Sync {
     fn pending(&self, profile: &Profile) -> Result<Vec<PendingSample>, StoreError>;
     /// Takes pending samples out of the queue; all or none. Leases end by [`TrajectoryStore::commit_step`],
     /// [`TrajectoryStore::release`] or a restart.
-    fn lease(&self, samples: Vec<SampleId>) -> BoxFuture<'static, Result<Vec<LeasedSample>, StoreError>>;
+    fn lease(
+        &self,
+        samples: Vec<SampleId>,
+    ) -> BoxFuture<'static, Result<Vec<LeasedSample>, StoreError>>;
     /// Gives leased samples back.
     fn release(&self, samples: Vec<SampleId>) -> BoxFuture<'static, Result<(), StoreError>>;
     /// Names the checkpoint and consumes the leased samples in one transaction. Refused when a sample is not leased or the

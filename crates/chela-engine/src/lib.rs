@@ -1,1 +1,20 @@
 //! The local model: serves and trains at once from one copy of the base weights.
+//!
+//! One thread ([`scheduler`]) makes replies and scores texts; learners run on their callers' threads. Both use the same kernels and
+//! the same [`weights::BaseWeights`]; only adapters differ. No algorithm, no chat template and no tokenizer is known here.
+
+pub mod adapter;
+pub mod bench;
+mod engine;
+mod error;
+mod forward;
+mod learner;
+mod prefix;
+mod request;
+mod rng;
+mod scheduler;
+mod training;
+mod weights;
+
+pub use engine::{EngineOptions, LocalEngine};
+pub use learner::{LearnerOptions, LocalLearner};

@@ -1,1 +1,31 @@
 //! The operations on numbers, and their CPU implementation; all unsafe code of the project.
+//!
+//! [`Kernels`] is the contract: model code written against it names no CPU, slice or thread.
+//! [`Cpu`] implements it over one [`Pool`] of workers which serving and training share.
+
+pub mod cpu;
+mod dtype;
+mod error;
+mod ops;
+mod pool;
+mod quant;
+mod rates;
+#[cfg(test)]
+mod reference;
+mod sample;
+mod segments;
+#[cfg(test)]
+mod tests;
+
+pub use cpu::{Cpu, CpuBuf, CpuWeight};
+pub use dtype::DType;
+pub use error::{KernelError, Result};
+pub use ops::{
+    Acc, Activation, AdamW, AttentionSaved, GluGrad, Heads, Kernels, KvPiece, Linear, Mat, MatMut,
+    Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope, RopeDirection,
+    RowsMode, TopK, Want, WeightBytes,
+};
+pub use pool::{Pool, Priority, ServeLease};
+pub use rates::{measured_memory_gbs, measured_sgemm_gflops};
+pub use sample::{SamplePolicy, Sampled, sample_row, token_logprob};
+pub use segments::{Segment, check_segments};

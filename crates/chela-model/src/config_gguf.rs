@@ -182,9 +182,11 @@ fn rope(keys: Keys<'_>, context_length: usize, factors: Option<Vec<f32>>) -> Res
                 beta_slow: keys
                     .optional_number("rope.scaling.yarn_beta_slow")
                     .unwrap_or(1.0),
-                attention_factor: keys
-                    .optional_number("rope.scaling.attn_factor")
-                    .unwrap_or(sharpen),
+                // llama.cpp multiplies what the file says by YaRN's own factor.
+                attention_factor: sharpen
+                    * keys
+                        .optional_number("rope.scaling.attn_factor")
+                        .unwrap_or(1.0),
             }
         }
         Some(other) => {

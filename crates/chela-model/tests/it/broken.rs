@@ -184,7 +184,11 @@ fn folders_name_what_is_wrong() {
             "4 heads over 3 key/value heads",
         ),
         ("vocab_size", json!(10), "beyond the vocabulary of 10"),
-        ("rms_norm_eps", Value::Null, "rms_norm_eps is null, expected a number"),
+        (
+            "rms_norm_eps",
+            Value::Null,
+            "rms_norm_eps is null, expected a number",
+        ),
         (
             "rope_scaling",
             json!({"rope_type": "dynamic", "factor": 2}),

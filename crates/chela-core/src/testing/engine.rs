@@ -1,0 +1,704 @@
+//! A [`PolicyEngine`] without a model: replies by script, log-probs by [`FakeModel`] or by a closure.
+
+use super::{
+    futures::ready,
+    learner::read_parameters,
+    model::{FAKE_VOCABULARY, FakeModel, hash, hash_step},
+};
+use crate::*;
+use futures_core::Stream;
+use std::{
+    collections::{HashMap, VecDeque},
+    path::Path,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll, Waker},
+};
+
+/// Log-prob of a token after a prefix under a policy; replaces the built-in model. `PolicyRef::Served` is resolved before.
+pub type ScoreFn = dyn Fn(&PolicyRef, &[TokenId], TokenId) -> f32 + Send + Sync;
+
+type ReplyFn = dyn FnMut(&PolicyRef, &Prompt) -> FakeReply + Send;
+
+/// One scripted reply.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FakeReply {
+    /// What is sampled, in order; limits, end ids and guides still stop it. When it runs out, the request's first end id is
+    /// sampled (nothing, when there is none).
+    pub tokens: Vec<TokenId>,
+    /// Fails with this after the tokens, instead of ending.
+    pub error: Option<EngineError>,
+}
+
+impl From<Vec<TokenId>> for FakeReply {
+    fn from(tokens: Vec<TokenId>) -> Self {
+        Self {
+            tokens,
+            error: None,
+        }
+    }
+}
+
+/// What a request asked for, without its guide.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FakeRequest {
+    /// As it was asked.
+    pub policy: PolicyRef,
+    /// The version that answered.
+    pub version: PolicyVersion,
+    /// The prompt's ids.
+    pub prompt: Vec<TokenId>,
+    /// The temperature.
+    pub temperature: f32,
+    /// The limit of tokens.
+    pub max_tokens: usize,
+    /// The ids that end it.
+    pub end_ids: Vec<TokenId>,
+    /// The seed.
+    pub seed: u64,
+    /// Who is served first.
+    pub priority: Priority,
+    /// It came with a guide.
+    pub guided: bool,
+}
+
+struct State {
+    queue: VecDeque<FakeReply>,
+    answer: Box<ReplyFn>,
+    score: Option<Arc<ScoreFn>>,
+    loaded: HashMap<PolicyVersion, Arc<FakeModel>>,
+    served: HashMap<Profile, u64>,
+    failure: Option<EngineError>,
+    health: Result<(), String>,
+    requests: Vec<FakeRequest>,
+    yields: usize,
+    held: bool,
+    waiting: Vec<Waker>,
+    running: usize,
+    cancelled: usize,
+    cached_tokens: usize,
+}
+
+/// Cheap to clone; clones are the same engine.
+#[derive(Clone)]
+pub struct FakeEngine {
+    info: EngineInfo,
+    state: Arc<Mutex<State>>,
+}
+
+impl Default for FakeEngine {
+    fn default() -> Self {
+        Self::with_info(EngineInfo {
+            model: "fake".to_owned(),
+            context_length: 4096,
+            vocabulary: FAKE_VOCABULARY,
+            tokenizer_hash: "fake".to_owned(),
+        })
+    }
+}
+
+impl FakeEngine {
+    /// An engine that answers everything with an empty script, hence with the end id at once.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with other properties.
+    pub fn with_info(info: EngineInfo) -> Self {
+        let state = State {
+            queue: VecDeque::new(),
+            answer: Box::new(|_, _| FakeReply::default()),
+            score: None,
+            loaded: HashMap::new(),
+            served: HashMap::new(),
+            failure: None,
+            health: Ok(()),
+            requests: Vec::new(),
+            yields: 0,
+            held: false,
+            waiting: Vec::new(),
+            running: 0,
+            cancelled: 0,
+            cached_tokens: 0,
+        };
+        Self {
+            info,
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    /// The next request without a reply of its own gets this one; called again, replies queue up.
+    pub fn push_reply(&self, reply: impl Into<FakeReply>) {
+        self.lock().queue.push_back(reply.into());
+    }
+
+    /// Answers by a closure when the queue is empty.
+    pub fn answer_with(
+        &self,
+        answer: impl FnMut(&PolicyRef, &Prompt) -> FakeReply + Send + 'static,
+    ) {
+        self.lock().answer = Box::new(answer);
+    }
+
+    /// Log-probs by a closure instead of the built-in model; temperature and distribution are then the closure's affair.
+    pub fn score_with(
+        &self,
+        score: impl Fn(&PolicyRef, &[TokenId], TokenId) -> f32 + Send + Sync + 'static,
+    ) {
+        self.lock().score = Some(Arc::new(score));
+    }
+
+    /// Every call that can fail fails with this; `None` = as before.
+    pub fn fail_with(&self, error: Option<EngineError>) {
+        self.lock().failure = error;
+    }
+
+    /// What [`PolicyEngine::health`] says.
+    pub fn set_health(&self, health: Result<(), String>) {
+        self.lock().health = health;
+    }
+
+    /// Each event of a stream is `Pending` this many times before it is ready: other tasks run in between.
+    pub fn set_yields(&self, yields: usize) {
+        self.lock().yields = yields;
+    }
+
+    /// Streams give no event until [`FakeEngine::go_on`].
+    pub fn hold(&self) {
+        self.lock().held = true;
+    }
+
+    /// Ends [`FakeEngine::hold`].
+    pub fn go_on(&self) {
+        let mut state = self.lock();
+        state.held = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// What [`SamplingEvent::Started`] reports as cached.
+    pub fn set_cached_tokens(&self, tokens: usize) {
+        self.lock().cached_tokens = tokens;
+    }
+
+    /// Makes a version resident without files.
+    pub fn insert(&self, version: PolicyVersion, model: FakeModel) {
+        self.lock().loaded.insert(version, Arc::new(model));
+    }
+
+    /// Requests for replies so far.
+    pub fn requests(&self) -> Vec<FakeRequest> {
+        self.lock().requests.clone()
+    }
+
+    /// Streams neither finished nor dropped.
+    pub fn running(&self) -> usize {
+        self.lock().running
+    }
+
+    /// Streams dropped before they were finished.
+    pub fn cancelled(&self) -> usize {
+        self.lock().cancelled
+    }
+
+    /// Resident versions, sorted.
+    pub fn resident(&self) -> Vec<PolicyVersion> {
+        let mut all: Vec<_> = self.lock().loaded.keys().cloned().collect();
+        all.sort();
+        all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .expect("a test panicked inside the engine")
+    }
+
+    fn resolve(&self, policy: &PolicyRef) -> Result<Resolved, EngineError> {
+        let state = self.lock();
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
+        let version = match policy {
+            PolicyRef::Base => PolicyVersion::base(Profile::default()),
+            PolicyRef::Version(version) => version.clone(),
+            PolicyRef::Served(profile) => {
+                let number = state.served.get(profile).copied().unwrap_or(0);
+                PolicyVersion {
+                    profile: profile.clone(),
+                    number,
+                }
+            }
+        };
+        let score = state.score.clone();
+        if version.number == 0 {
+            let model = Arc::new(FakeModel::base(self.info.vocabulary));
+            return Ok(Resolved {
+                policy: PolicyRef::Base,
+                version,
+                model,
+                score,
+            });
+        }
+        let Some(model) = state.loaded.get(&version).cloned() else {
+            return Err(EngineError::NotLoaded(version));
+        };
+        Ok(Resolved {
+            policy: PolicyRef::Version(version.clone()),
+            version,
+            model,
+            score,
+        })
+    }
+
+    fn check(&self, prompt: &Prompt) -> Result<(), EngineError> {
+        let (n, context) = (prompt.tokens.len(), self.info.context_length);
+        if n == 0 {
+            return Err(EngineError::Shape("an empty prompt".to_owned()));
+        }
+        if n > context {
+            return Err(EngineError::ContextLength { prompt: n, context });
+        }
+        FakeModel::base(self.info.vocabulary).check(&prompt.tokens)
+    }
+
+    fn score_now(
+        &self,
+        policy: &PolicyRef,
+        tokens: &[TokenId],
+        from: usize,
+        want: &Want,
+    ) -> Result<Scored, EngineError> {
+        let resolved = self.resolve(policy)?;
+        self.check(&Prompt {
+            tokens: tokens.to_vec(),
+        })?;
+        if from == 0 || from > tokens.len() {
+            return Err(EngineError::Shape(format!(
+                "from {from} of {} tokens",
+                tokens.len()
+            )));
+        }
+        let n = tokens.len() - from;
+        if let Some(c) = &want.candidates
+            && c.rows() != n
+        {
+            return Err(EngineError::Shape(format!(
+                "{} rows for {n} positions",
+                c.rows()
+            )));
+        }
+        let mut scored = Scored {
+            entropy: want.entropy.then(Vec::new),
+            top: (want.top_k > 0).then(|| (Vec::new(), Vec::new())),
+            ..Scored::default()
+        };
+        for (row, at) in (from..tokens.len()).enumerate() {
+            let one = [tokens[at]];
+            let wanted = match &want.candidates {
+                Some(c) => &c.ids()[row * c.k()..(row + 1) * c.k()],
+                None => &one,
+            };
+            let prefix = &tokens[..at];
+            let each = wanted
+                .iter()
+                .map(|t| resolved.logprob(prefix, *t, want.temperature));
+            scored.logprobs.extend(each);
+            let position = resolved.model.position(hash(prefix), want.temperature);
+            if let Some(entropy) = &mut scored.entropy {
+                entropy.push(position.entropy());
+            }
+            if let Some((ids, logprobs)) = &mut scored.top {
+                let top = resolved.top(prefix, want.top_k, want.temperature);
+                ids.extend(top.iter().map(|t| t.0));
+                logprobs.extend(top.iter().map(|t| t.1));
+            }
+        }
+        Ok(scored)
+    }
+}
+
+struct Resolved {
+    policy: PolicyRef,
+    version: PolicyVersion,
+    model: Arc<FakeModel>,
+    score: Option<Arc<ScoreFn>>,
+}
+
+impl Resolved {
+    fn logprob(&self, prefix: &[TokenId], token: TokenId, temperature: f32) -> f32 {
+        match &self.score {
+            Some(score) => score(&self.policy, prefix, token),
+            None => self.model.logprob(prefix, token, temperature),
+        }
+    }
+
+    fn top(&self, prefix: &[TokenId], k: usize, temperature: f32) -> Vec<(TokenId, f32)> {
+        let Some(score) = &self.score else {
+            return self
+                .model
+                .top(&self.model.position(hash(prefix), temperature), k);
+        };
+        let ids = 0..self.model.vocabulary as TokenId;
+        let mut all: Vec<_> = ids.map(|t| (t, score(&self.policy, prefix, t))).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        all.truncate(k);
+        all
+    }
+}
+
+impl PolicyEngine for FakeEngine {
+    fn info(&self) -> EngineInfo {
+        self.info.clone()
+    }
+
+    fn served(&self, profile: &Profile) -> PolicyVersion {
+        let number = self.lock().served.get(profile).copied().unwrap_or(0);
+        PolicyVersion {
+            profile: profile.clone(),
+            number,
+        }
+    }
+
+    fn sample(
+        &self,
+        policy: PolicyRef,
+        prompt: Prompt,
+        params: SamplingParams,
+    ) -> Result<Sampling, EngineError> {
+        let resolved = self.resolve(&policy)?;
+        self.check(&prompt)?;
+        let (n, context) = (prompt.tokens.len(), self.info.context_length);
+        if n >= context {
+            return Err(EngineError::ContextLength { prompt: n, context });
+        }
+        let mut state = self.lock();
+        let reply = match state.queue.pop_front() {
+            Some(reply) => reply,
+            None => (state.answer)(&resolved.policy, &prompt),
+        };
+        resolved.model.check(&reply.tokens)?;
+        state.running += 1;
+        state.requests.push(FakeRequest {
+            policy,
+            version: resolved.version.clone(),
+            prompt: prompt.tokens.clone(),
+            temperature: params.temperature,
+            max_tokens: params.max_tokens,
+            end_ids: params.end_ids.clone(),
+            seed: params.seed,
+            priority: params.priority,
+            guided: params.guide.is_some(),
+        });
+        let stream = Running {
+            engine: self.clone(),
+            cached_tokens: state.cached_tokens.min(n),
+            yields_left: state.yields,
+            resolved,
+            hash: hash(&prompt.tokens),
+            prefix: prompt.tokens,
+            left: reply.tokens.into(),
+            error: reply.error,
+            room: params.max_tokens.max(1).min(context - n),
+            params,
+            stage: Stage::New,
+        };
+        Ok(Box::pin(stream))
+    }
+
+    fn score(
+        &self,
+        policy: PolicyRef,
+        prompt: Prompt,
+        from: usize,
+        want: Want,
+    ) -> BoxFuture<'static, Result<Scored, EngineError>> {
+        ready(self.score_now(&policy, &prompt.tokens, from, &want))
+    }
+
+    fn load(
+        &self,
+        version: PolicyVersion,
+        weights: Weights,
+    ) -> BoxFuture<'static, Result<String, EngineError>> {
+        if let Some(error) = self.lock().failure.clone() {
+            return ready(Err(error));
+        }
+        if version.number == 0 {
+            return ready(Err(EngineError::Weights(
+                "number 0 is the base model".to_owned(),
+            )));
+        }
+        let Weights::Adapter(dir) = weights;
+        ready(load(&dir, self.info.vocabulary).map(|model| {
+            let bits: Vec<TokenId> = model.parameters.iter().map(|p| p.to_bits()).collect();
+            self.insert(version, model);
+            format!("{:016x}", hash(&bits))
+        }))
+    }
+
+    fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError> {
+        self.resolve(&PolicyRef::Version(version.clone()))?;
+        self.lock()
+            .served
+            .insert(version.profile.clone(), version.number);
+        Ok(())
+    }
+
+    fn unload(&self, version: &PolicyVersion) {
+        let mut state = self.lock();
+        if state.served.get(&version.profile) != Some(&version.number) {
+            state.loaded.remove(version);
+        }
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.lock().health.clone()
+    }
+}
+
+fn load(dir: &Path, vocabulary: usize) -> Result<FakeModel, EngineError> {
+    Ok(FakeModel {
+        vocabulary,
+        parameters: read_parameters(dir)?,
+    })
+}
+
+#[derive(PartialEq)]
+enum Stage {
+    New,
+    Started,
+    /// The last token decided it.
+    Over(FinishReason),
+    Done,
+}
+
+struct Running {
+    engine: FakeEngine,
+    resolved: Resolved,
+    prefix: Vec<TokenId>,
+    hash: u64,
+    left: VecDeque<TokenId>,
+    error: Option<EngineError>,
+    params: SamplingParams,
+    room: usize,
+    cached_tokens: usize,
+    yields_left: usize,
+    stage: Stage,
+}
+
+impl Running {
+    fn token(&mut self, id: TokenId) -> SampledToken {
+        // As the contract has it: the turn's temperature, or 1 where that is nearly greedy or the logits were shaped.
+        let shaped = self.params.frequency_penalty != 0.0
+            || self.params.presence_penalty != 0.0
+            || !self.params.logit_bias.is_empty();
+        let temperature = if shaped || self.params.temperature < 0.1 {
+            1.0
+        } else {
+            self.params.temperature
+        };
+        let top = match self.params.top_logprobs {
+            0 => Vec::new(),
+            k => self.resolved.top(&self.prefix, usize::from(k), 1.0),
+        };
+        let logprob = |t: f32| match &self.resolved.score {
+            Some(score) => score(&self.resolved.policy, &self.prefix, id),
+            None => self.resolved.model.position(self.hash, t).logprob(id),
+        };
+        let (behavior_logprob, logprob_t1) = (logprob(temperature), logprob(1.0));
+        self.prefix.push(id);
+        self.hash = hash_step(self.hash, id);
+        SampledToken {
+            id,
+            behavior_logprob,
+            logprob_t1,
+            kept_mass: 1.0,
+            forced: false,
+            top,
+        }
+    }
+
+    fn advance(&mut self) -> Option<Result<SamplingEvent, EngineError>> {
+        match self.stage {
+            Stage::New => {
+                self.stage = Stage::Started;
+                let version = self.resolved.version.clone();
+                Some(Ok(SamplingEvent::Started {
+                    version,
+                    cached_tokens: self.cached_tokens,
+                }))
+            }
+            Stage::Over(reason) => {
+                self.stage = Stage::Done;
+                Some(Ok(SamplingEvent::Finished(reason)))
+            }
+            Stage::Done => None,
+            Stage::Started => Some(self.next_token()),
+        }
+    }
+
+    fn next_token(&mut self) -> Result<SamplingEvent, EngineError> {
+        if self.left.is_empty()
+            && let Some(error) = self.error.take()
+        {
+            self.stage = Stage::Done;
+            return Err(error);
+        }
+        let scripted = self.left.pop_front();
+        let Some(id) = scripted.or(self.params.end_ids.first().copied()) else {
+            self.stage = Stage::Done;
+            return Ok(SamplingEvent::Finished(FinishReason::End));
+        };
+        let token = self.token(id);
+        self.room -= 1;
+        if self.params.end_ids.contains(&id) {
+            self.stage = Stage::Over(FinishReason::End);
+        } else if self
+            .params
+            .guide
+            .as_mut()
+            .is_some_and(|g| g.accept(id) == Flow::Stop)
+        {
+            self.stage = Stage::Over(FinishReason::Stopped);
+        } else if self.room == 0 {
+            self.stage = Stage::Over(FinishReason::Length);
+        }
+        Ok(SamplingEvent::Token(token))
+    }
+}
+
+impl Stream for Running {
+    type Item = Result<SamplingEvent, EngineError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        {
+            let mut state = this.engine.lock();
+            if state.held {
+                state.waiting.push(cx.waker().clone());
+                return Poll::Pending;
+            }
+            if this.yields_left > 0 {
+                this.yields_left -= 1;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            this.yields_left = state.yields;
+        }
+        Poll::Ready(this.advance())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(mut state) = self.engine.state.lock() {
+            state.running -= 1;
+            state.cancelled += usize::from(self.stage != Stage::Done);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{block_on, collect};
+
+    struct StopAt(TokenId);
+
+    impl Guide for StopAt {
+        fn accept(&mut self, token: TokenId) -> Flow {
+            if token == self.0 {
+                Flow::Stop
+            } else {
+                Flow::Continue
+            }
+        }
+    }
+
+    fn sampled(engine: &FakeEngine, params: SamplingParams) -> (Vec<TokenId>, FinishReason) {
+        let prompt = Prompt { tokens: vec![1, 2] };
+        let events = collect(engine.sample(PolicyRef::Base, prompt, params).unwrap());
+        assert!(matches!(events[0], Ok(SamplingEvent::Started { .. })));
+        let tokens = events.iter().filter_map(|e| match e {
+            Ok(SamplingEvent::Token(t)) => Some(t.id),
+            _ => None,
+        });
+        match events.last() {
+            Some(Ok(SamplingEvent::Finished(reason))) => (tokens.collect(), *reason),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_reply_ends_by_end_id_guide_or_length() {
+        let engine = FakeEngine::new();
+        engine.set_yields(2);
+        engine.answer_with(|_, _| vec![5, 6, 7].into());
+        let params = || SamplingParams {
+            end_ids: vec![9],
+            ..SamplingParams::default()
+        };
+        assert_eq!(
+            sampled(&engine, params()),
+            (vec![5, 6, 7, 9], FinishReason::End)
+        );
+        let short = SamplingParams {
+            max_tokens: 2,
+            ..params()
+        };
+        assert_eq!(sampled(&engine, short), (vec![5, 6], FinishReason::Length));
+        let guided = SamplingParams {
+            guide: Some(Box::new(StopAt(6))),
+            ..params()
+        };
+        assert_eq!(
+            sampled(&engine, guided),
+            (vec![5, 6], FinishReason::Stopped)
+        );
+        assert_eq!((engine.running(), engine.cancelled()), (0, 0));
+    }
+
+    #[test]
+    fn scoring_a_reply_gives_the_sampled_logprobs_again() {
+        let engine = FakeEngine::new();
+        engine.push_reply(vec![5, 6]);
+        let prompt = Prompt { tokens: vec![1, 2] };
+        let params = SamplingParams {
+            end_ids: vec![9],
+            ..SamplingParams::default()
+        };
+        let events = collect(engine.sample(PolicyRef::Base, prompt, params).unwrap());
+        let logprobs: Vec<f32> = events
+            .into_iter()
+            .filter_map(|e| match e {
+                Ok(SamplingEvent::Token(t)) => Some(t.logprob_t1),
+                _ => None,
+            })
+            .collect();
+        let prompt = Prompt {
+            tokens: vec![1, 2, 5, 6, 9],
+        };
+        let scored = block_on(engine.score(PolicyRef::Base, prompt, 2, Want::default())).unwrap();
+        assert_eq!(scored.logprobs, logprobs);
+    }
+
+    #[test]
+    fn a_version_is_served_only_when_resident() {
+        let engine = FakeEngine::new();
+        let version = PolicyVersion {
+            profile: Profile::default(),
+            number: 3,
+        };
+        assert_eq!(
+            engine.serve(&version),
+            Err(EngineError::NotLoaded(version.clone()))
+        );
+        engine.insert(version.clone(), FakeModel::base(FAKE_VOCABULARY));
+        engine.serve(&version).unwrap();
+        assert_eq!(engine.served(&version.profile), version);
+        engine.unload(&version);
+        assert_eq!(engine.resident(), vec![version]);
+    }
+}

@@ -1,0 +1,350 @@
+//! Low-rank adapters (Hu et al., arXiv 2106.09685): y += (alpha / r) · (x Aᵀ) Bᵀ, in PEFT's layout on disk.
+
+use crate::error::{io, kernel, weights};
+use chela_core::{AdapterSpec, EngineError};
+use chela_kernels::Kernels;
+use chela_model::ModelConfig;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::{collections::HashMap, io::Write, path::Path};
+
+/// The seven linear maps of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Query.
+    Q,
+    /// Key.
+    K,
+    /// Value.
+    V,
+    /// Output of attention.
+    O,
+    /// Gate of the gated unit.
+    Gate,
+    /// Its other input.
+    Up,
+    /// Its output.
+    Down,
+}
+
+impl Target {
+    /// In the order in which weights and adapters are kept.
+    pub const ALL: [Self; 7] =
+        [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+
+    /// PEFT's name of the module.
+    pub fn module(self) -> &'static str {
+        match self {
+            Self::Q => "q_proj",
+            Self::K => "k_proj",
+            Self::V => "v_proj",
+            Self::O => "o_proj",
+            Self::Gate => "gate_proj",
+            Self::Up => "up_proj",
+            Self::Down => "down_proj",
+        }
+    }
+
+    fn parent(self) -> &'static str {
+        match self {
+            Self::Q | Self::K | Self::V | Self::O => "self_attn",
+            Self::Gate | Self::Up | Self::Down => "mlp",
+        }
+    }
+
+    /// `(out, in)` of the map.
+    pub fn shape(self, c: &ModelConfig) -> (usize, usize) {
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        match self {
+            Self::Q => (q, c.hidden),
+            Self::K | Self::V => (kv, c.hidden),
+            Self::O => (c.hidden, q),
+            Self::Gate | Self::Up => (c.intermediate, c.hidden),
+            Self::Down => (c.hidden, c.intermediate),
+        }
+    }
+
+    fn tensor(self, layer: usize, which: &str) -> String {
+        format!(
+            "base_model.model.model.layers.{layer}.{}.{}.lora_{which}.weight",
+            self.parent(),
+            self.module()
+        )
+    }
+}
+
+/// One map's factors.
+#[derive(Debug)]
+pub struct Lora<B> {
+    /// `[r, in]`
+    pub a: B,
+    /// `[out, r]`
+    pub b: B,
+    /// out
+    pub out: usize,
+    /// in
+    pub input: usize,
+}
+
+/// A whole adapter.
+#[derive(Debug)]
+pub struct Adapter<B> {
+    /// r
+    pub rank: usize,
+    /// Numerator of the scale.
+    pub alpha: f32,
+    /// By layer, by [`Target::ALL`].
+    pub layers: Vec<[Option<Lora<B>>; 7]>,
+}
+
+/// `adapter_config.json`, as far as it matters here.
+#[derive(Debug, Serialize, Deserialize)]
+struct PeftConfig {
+    #[serde(default)]
+    peft_type: String,
+    r: usize,
+    lora_alpha: f32,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    use_dora: bool,
+    target_modules: Vec<String>,
+    #[serde(default)]
+    task_type: Option<String>,
+    #[serde(default)]
+    base_model_name_or_path: Option<String>,
+    #[serde(default)]
+    bias: Option<String>,
+    #[serde(default)]
+    fan_in_fan_out: bool,
+    #[serde(default)]
+    inference_mode: bool,
+    #[serde(default)]
+    lora_dropout: f32,
+}
+
+impl<B> Adapter<B> {
+    /// Factor of (x Aᵀ) Bᵀ.
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+
+    /// Each present map with its layer and target.
+    pub fn entries(&self) -> impl Iterator<Item = (usize, Target, &Lora<B>)> {
+        self.layers.iter().enumerate().flat_map(|(layer, maps)| {
+            Target::ALL
+                .into_iter()
+                .zip(maps)
+                .filter_map(move |(t, m)| m.as_ref().map(|m| (layer, t, m)))
+        })
+    }
+
+    /// A fresh adapter: A uniform in ±1/√in (PEFT's Kaiming with a = √5), B zero, so that it equals the base model.
+    pub fn fresh<K: Kernels<Buf = B>>(
+        k: &K,
+        config: &ModelConfig,
+        spec: &AdapterSpec,
+    ) -> Result<Self, EngineError> {
+        let targets = targets(&spec.targets)?;
+        if spec.rank == 0 || !(spec.alpha.is_finite() && spec.alpha > 0.0) {
+            return Err(weights(format!("rank {} and alpha {}", spec.rank, spec.alpha)));
+        }
+        let mut rng = crate::rng::Rng::new(spec.seed ^ 0x4c6f_5241);
+        let mut layers = Vec::with_capacity(config.layers);
+        for _ in 0..config.layers {
+            let mut maps: [Option<Lora<B>>; 7] = Default::default();
+            for target in &targets {
+                let (out, input) = target.shape(config);
+                let bound = 1.0 / (input as f32).sqrt();
+                let a: Vec<f32> = (0..spec.rank * input)
+                    .map(|_| (2.0 * rng.uniform() as f32 - 1.0) * bound)
+                    .collect();
+                let a = k.upload(&a).map_err(kernel)?;
+                let b = k.zeros(out * spec.rank).map_err(kernel)?;
+                maps[*target as usize] = Some(Lora { a, b, out, input });
+            }
+            layers.push(maps);
+        }
+        Ok(Self { rank: spec.rank, alpha: spec.alpha, layers })
+    }
+
+    /// Reads PEFT's two files, refusing what does not belong to this model, by tensor and reason.
+    pub fn read<K: Kernels<Buf = B>>(
+        k: &K,
+        config: &ModelConfig,
+        dir: &Path,
+    ) -> Result<Self, EngineError> {
+        let path = dir.join("adapter_config.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| io(&path, e))?;
+        let peft: PeftConfig =
+            serde_json::from_str(&text).map_err(|e| weights(format!("{}: {e}", path.display())))?;
+        if peft.use_dora || (!peft.peft_type.is_empty() && peft.peft_type != "LORA") {
+            return Err(weights(format!("{}: only plain LoRA is supported", path.display())));
+        }
+        if peft.r == 0 || !(peft.lora_alpha.is_finite() && peft.lora_alpha > 0.0) {
+            let (r, alpha) = (peft.r, peft.lora_alpha);
+            return Err(weights(format!("{}: r {r}, lora_alpha {alpha}", path.display())));
+        }
+        let targets = targets(&peft.target_modules)?;
+        let path = dir.join("adapter_model.safetensors");
+        let bytes = std::fs::read(&path).map_err(|e| io(&path, e))?;
+        let file = SafeTensors::deserialize(&bytes)
+            .map_err(|e| weights(format!("{}: {e}", path.display())))?;
+        let expected = config.layers * targets.len() * 2;
+        if file.len() != expected {
+            let got = file.len();
+            return Err(weights(format!("{}: {got} tensors, not {expected}", path.display())));
+        }
+        let mut layers = Vec::with_capacity(config.layers);
+        for layer in 0..config.layers {
+            let mut maps: [Option<Lora<B>>; 7] = Default::default();
+            for target in &targets {
+                let (out, input) = target.shape(config);
+                let read = |which: &str, shape: [usize; 2]| {
+                    let values = factor(&file, &target.tensor(layer, which), shape)
+                        .map_err(|e| weights(format!("{}: {e}", path.display())))?;
+                    k.upload(&values).map_err(kernel)
+                };
+                let a = read("A", [peft.r, input])?;
+                let b = read("B", [out, peft.r])?;
+                maps[*target as usize] = Some(Lora { a, b, out, input });
+            }
+            layers.push(maps);
+        }
+        let root = if peft.use_rslora { (peft.r as f32).sqrt() } else { 1.0 };
+        // rsLoRA (arXiv 2312.03732) scales by alpha / √r; kept as an equal alpha of the plain rule.
+        Ok(Self { rank: peft.r, alpha: peft.lora_alpha * root, layers })
+    }
+
+    /// Writes PEFT's two files into an existing folder and syncs them.
+    pub fn write<K: Kernels<Buf = B>>(
+        &self,
+        k: &K,
+        base_model: &str,
+        dir: &Path,
+    ) -> Result<(), EngineError> {
+        let mut modules: Vec<String> = Vec::new();
+        let mut tensors = Vec::new();
+        for (layer, target, lora) in self.entries() {
+            if layer == 0 {
+                modules.push(target.module().to_owned());
+            }
+            let a = k.download(&lora.a).map_err(kernel)?;
+            let b = k.download(&lora.b).map_err(kernel)?;
+            tensors.push((target.tensor(layer, "A"), vec![self.rank, lora.input], bytes_of(&a)));
+            tensors.push((target.tensor(layer, "B"), vec![lora.out, self.rank], bytes_of(&b)));
+        }
+        let peft = PeftConfig {
+            peft_type: "LORA".to_owned(),
+            r: self.rank,
+            lora_alpha: self.alpha,
+            use_rslora: false,
+            use_dora: false,
+            target_modules: modules,
+            task_type: Some("CAUSAL_LM".to_owned()),
+            base_model_name_or_path: Some(base_model.to_owned()),
+            bias: Some("none".to_owned()),
+            fan_in_fan_out: false,
+            inference_mode: true,
+            lora_dropout: 0.0,
+        };
+        let text = serde_json::to_vec_pretty(&peft).map_err(weights)?;
+        write_synced(&dir.join("adapter_config.json"), &text)?;
+        write_tensors(&dir.join("adapter_model.safetensors"), &tensors)
+    }
+
+    /// SHA-256 over names, shapes, scale and values as they are in memory.
+    pub fn hash<K: Kernels<Buf = B>>(&self, k: &K) -> Result<String, EngineError> {
+        let mut hash = Sha256::new();
+        hash.update(self.rank.to_le_bytes());
+        hash.update(self.scale().to_le_bytes());
+        for (layer, target, lora) in self.entries() {
+            hash.update(target.tensor(layer, "A").as_bytes());
+            hash.update(lora.out.to_le_bytes());
+            hash.update(lora.input.to_le_bytes());
+            hash.update(bytes_of(&k.download(&lora.a).map_err(kernel)?));
+            hash.update(bytes_of(&k.download(&lora.b).map_err(kernel)?));
+        }
+        Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    }
+}
+
+fn targets(modules: &[String]) -> Result<Vec<Target>, EngineError> {
+    let find = |m: &String| {
+        Target::ALL
+            .into_iter()
+            .find(|t| t.module() == m)
+            .ok_or_else(|| weights(format!("unknown target module {m}")))
+    };
+    let mut all: Vec<Target> = modules.iter().map(find).collect::<Result<_, _>>()?;
+    all.sort_by_key(|t| *t as usize);
+    all.dedup();
+    if all.is_empty() {
+        return Err(weights("an adapter without target modules"));
+    }
+    Ok(all)
+}
+
+fn factor(file: &SafeTensors<'_>, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, String> {
+    let tensor = file.tensor(name).map_err(|_| format!("{name} is missing"))?;
+    if tensor.shape() != shape {
+        return Err(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape()));
+    }
+    let values = floats(&tensor).ok_or_else(|| format!("{name} is {:?}", tensor.dtype()))?;
+    if values.iter().any(|v| !v.is_finite()) {
+        return Err(format!("{name} holds a number that is not finite"));
+    }
+    Ok(values)
+}
+
+/// A tensor's values as f32; `None` for other types than F32, F16, BF16.
+pub fn floats(tensor: &TensorView<'_>) -> Option<Vec<f32>> {
+    let data = tensor.data();
+    Some(match tensor.dtype() {
+        Dtype::F32 => {
+            data.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
+        }
+        Dtype::F16 => data
+            .chunks_exact(2)
+            .map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f32())
+            .collect(),
+        Dtype::BF16 => data
+            .chunks_exact(2)
+            .map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f32())
+            .collect(),
+        _ => return None,
+    })
+}
+
+/// Little-endian bytes.
+pub fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Writes f32 tensors as safetensors and syncs.
+pub fn write_tensors(
+    path: &Path,
+    tensors: &[(String, Vec<usize>, Vec<u8>)],
+) -> Result<(), EngineError> {
+    let views: HashMap<&str, TensorView<'_>> = tensors
+        .iter()
+        .map(|(name, shape, bytes)| {
+            TensorView::new(Dtype::F32, shape.clone(), bytes)
+                .map(|v| (name.as_str(), v))
+                .map_err(|e| io(path, e))
+        })
+        .collect::<Result<_, _>>()?;
+    let bytes = safetensors::serialize(views, None).map_err(|e| io(path, e))?;
+    write_synced(path, &bytes)
+}
+
+/// Writes a file and syncs it.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), EngineError> {
+    let write = || {
+        let mut file = std::fs::File::create(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|e| io(path, e))
+}

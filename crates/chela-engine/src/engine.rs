@@ -1,0 +1,397 @@
+//! [`LocalEngine`]: the seam's engine and learners over one set of base weights.
+
+use crate::{
+    adapter::Adapter,
+    error::weights,
+    learner::{LearnerOptions, LocalLearner},
+    request::{Reply, Scoring},
+    scheduler::{Limits, Link, Order, Scheduler},
+    weights::BaseWeights,
+};
+use chela_core::{
+    AdapterSpec, BoxFuture, Checkpoint, EngineError, EngineInfo, Learner, Learners, PolicyEngine,
+    PolicyRef, PolicyVersion, Profile, Prompt, Sampling, SamplingParams, Scored, Want, Weights,
+};
+use chela_kernels::{Cpu, Kernels};
+use chela_model::Model;
+use futures_channel::{mpsc::unbounded, oneshot};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::AtomicUsize,
+        mpsc::{Sender, channel},
+    },
+    thread::JoinHandle,
+};
+
+/// How the engine runs.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Worker threads; 0 = one for each core.
+    pub threads: usize,
+    /// Name of the base model; empty = the model's own.
+    pub model_name: String,
+    /// Replies decoded together.
+    pub concurrent: usize,
+    /// Bytes of kept prefixes.
+    pub prefix_bytes: usize,
+    /// Part of the time that a learner at work gets while replies run.
+    pub train_share: f64,
+    /// Rows a learner runs together.
+    pub train_rows: usize,
+    /// Learners run layers again on the way back instead of keeping activations.
+    pub recompute: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            model_name: String::new(),
+            concurrent: 16,
+            prefix_bytes: 1 << 30,
+            train_share: 0.1,
+            train_rows: 768,
+            recompute: false,
+        }
+    }
+}
+
+type Resident = HashMap<PolicyVersion, Arc<Adapter<<Cpu as Kernels>::Buf>>>;
+
+#[derive(Default)]
+struct Versions {
+    resident: Resident,
+    served: HashMap<Profile, PolicyVersion>,
+}
+
+/// The local engine. Cheap to share by `Arc`; dropping the last handle ends its thread.
+pub struct LocalEngine {
+    k: Cpu,
+    base: Arc<BaseWeights<Cpu>>,
+    info: EngineInfo,
+    options: EngineOptions,
+    versions: Arc<RwLock<Versions>>,
+    training: Arc<AtomicUsize>,
+    dead: Arc<Mutex<Option<String>>>,
+    orders: Mutex<Sender<Order<Cpu>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl LocalEngine {
+    /// Loads a model's weights and starts the thread.
+    pub fn open(model: &Model, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        };
+        let k = Cpu::new(threads);
+        let base = Arc::new(BaseWeights::load(model, &k)?);
+        let name = match options.model_name.as_str() {
+            "" => model.name().to_owned(),
+            name => name.to_owned(),
+        };
+        let info = EngineInfo {
+            model: name,
+            context_length: base.config.context_length,
+            vocabulary: base.config.vocab,
+            // Weights without a tokenizer can be sampled and trained; whoever renders text compares the hash and refuses.
+            tokenizer_hash: model.tokenizer_hash().unwrap_or_default(),
+        };
+        let training = Arc::new(AtomicUsize::new(0));
+        let dead = Arc::new(Mutex::new(None));
+        let limits = Limits {
+            concurrent: options.concurrent.max(1),
+            prefix_bytes: options.prefix_bytes,
+            train_share: options.train_share,
+        };
+        let link = Link { training: training.clone(), dead: dead.clone() };
+        let scheduler = Scheduler::new(&k, base.clone(), limits, link);
+        let (orders, inbox) = channel();
+        let thread = std::thread::Builder::new()
+            .name("chela-engine".to_owned())
+            .spawn(move || scheduler.run(inbox))
+            .map_err(|e| EngineError::Stopped(format!("cannot start its thread: {e}")))?;
+        Ok(Arc::new(Self {
+            k,
+            base,
+            info,
+            options,
+            versions: Arc::default(),
+            training,
+            dead,
+            orders: Mutex::new(orders),
+            thread: Mutex::new(Some(thread)),
+        }))
+    }
+
+    /// The kernels, for measurements.
+    pub fn kernels(&self) -> &Cpu {
+        &self.k
+    }
+
+    /// Parameters that a token passes through in a linear map, without embedding and head; and those of the head.
+    pub fn parameters(&self) -> (usize, usize) {
+        let c = &self.base.config;
+        let maps: usize = crate::adapter::Target::ALL
+            .iter()
+            .map(|t| {
+                let (out, input) = t.shape(c);
+                out * input
+            })
+            .sum();
+        (maps * c.layers, c.vocab * c.hidden)
+    }
+
+    /// Parameters of an adapter of that rank over all maps.
+    pub fn low_rank_parameters(&self, rank: usize) -> usize {
+        let c = &self.base.config;
+        let sides: usize = crate::adapter::Target::ALL
+            .iter()
+            .map(|t| {
+                let (out, input) = t.shape(c);
+                out + input
+            })
+            .sum();
+        sides * c.layers * rank
+    }
+
+    fn order(&self, order: Order<Cpu>) -> Result<(), EngineError> {
+        self.alive()?;
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.send(order).map_err(|_| EngineError::Stopped("its thread has ended".to_owned()))
+    }
+
+    fn alive(&self) -> Result<(), EngineError> {
+        match &*self.dead.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(why) => Err(EngineError::Stopped(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    #[allow(clippy::type_complexity)] // a version and its weights
+    fn pin(
+        &self,
+        policy: PolicyRef,
+    ) -> Result<(PolicyVersion, Option<Arc<Adapter<<Cpu as Kernels>::Buf>>>), EngineError> {
+        let version = match policy {
+            PolicyRef::Base => PolicyVersion::base(Profile::default()),
+            PolicyRef::Served(profile) => self.served(&profile),
+            PolicyRef::Version(version) => version,
+        };
+        if version.number == 0 {
+            return Ok((version, None));
+        }
+        let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
+        match versions.resident.get(&version) {
+            Some(adapter) => Ok((version, Some(adapter.clone()))),
+            None => Err(EngineError::NotLoaded(version)),
+        }
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let vocabulary = self.info.vocabulary;
+        match tokens.iter().find(|t| **t as usize >= vocabulary) {
+            Some(id) => Err(EngineError::Token(*id, vocabulary)),
+            None if tokens.is_empty() => Err(EngineError::Shape("an empty prompt".to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    fn scoring(
+        &self,
+        policy: PolicyRef,
+        prompt: Prompt,
+        from: usize,
+        want: Want,
+    ) -> Result<oneshot::Receiver<Result<Scored, EngineError>>, EngineError> {
+        let tokens = prompt.tokens;
+        self.check(&tokens)?;
+        let (n, context) = (tokens.len(), self.info.context_length);
+        if n > context {
+            return Err(EngineError::ContextLength { prompt: n, context });
+        }
+        if from == 0 || from >= n {
+            return Err(EngineError::Shape(format!("scores from {from} of {n} tokens")));
+        }
+        if !(want.temperature.is_finite() && want.temperature > 0.0) {
+            return Err(EngineError::Shape(format!("temperature {}", want.temperature)));
+        }
+        if let Some(named) = &want.candidates {
+            if named.rows() != n - from {
+                return Err(EngineError::Shape(format!("{} candidate rows", named.rows())));
+            }
+            self.check(named.ids())?;
+        }
+        let (version, adapter) = self.pin(policy)?;
+        let (answer, receiver) = oneshot::channel();
+        let scoring =
+            Scoring { version, adapter, tokens, from, want, answer, cache: None, hidden: None };
+        self.order(Order::Score(Box::new(scoring)))?;
+        Ok(receiver)
+    }
+}
+
+impl Drop for LocalEngine {
+    fn drop(&mut self) {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = orders.send(Order::Stop); // it may have ended by itself
+        drop(orders);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join(); // its panics are caught and kept in `dead`
+        }
+    }
+}
+
+impl PolicyEngine for LocalEngine {
+    fn info(&self) -> EngineInfo {
+        self.info.clone()
+    }
+
+    fn served(&self, profile: &Profile) -> PolicyVersion {
+        let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
+        let served = versions.served.get(profile).cloned();
+        served.unwrap_or_else(|| PolicyVersion::base(profile.clone()))
+    }
+
+    fn sample(
+        &self,
+        policy: PolicyRef,
+        prompt: Prompt,
+        params: SamplingParams,
+    ) -> Result<Sampling, EngineError> {
+        self.check(&prompt.tokens)?;
+        let (n, context) = (prompt.tokens.len(), self.info.context_length);
+        if n >= context {
+            return Err(EngineError::ContextLength { prompt: n, context });
+        }
+        let most = params.max_tokens.max(1).min(context - n);
+        let (version, adapter) = self.pin(policy)?;
+        let (events, stream) = unbounded();
+        let reply = Reply::new(version, adapter, prompt.tokens, (params, most), events);
+        self.order(Order::Sample(Box::new(reply)))?;
+        Ok(Box::pin(stream))
+    }
+
+    fn score(
+        &self,
+        policy: PolicyRef,
+        prompt: Prompt,
+        from: usize,
+        want: Want,
+    ) -> BoxFuture<'static, Result<Scored, EngineError>> {
+        let receiver = self.scoring(policy, prompt, from, want);
+        Box::pin(async move {
+            match receiver?.await {
+                Ok(answer) => answer,
+                Err(_) => Err(EngineError::Stopped("its thread has ended".to_owned())),
+            }
+        })
+    }
+
+    fn load(
+        &self,
+        version: PolicyVersion,
+        weights: Weights,
+    ) -> BoxFuture<'static, Result<String, EngineError>> {
+        let Weights::Adapter(dir) = weights;
+        let (k, base, versions) = (self.k.clone(), self.base.clone(), self.versions.clone());
+        let (answer, receiver) = oneshot::channel();
+        let work = move || {
+            let _ = answer.send(load(&k, &base, &versions, (version, dir))); // nobody waits any more
+        };
+        let spawned =
+            std::thread::Builder::new().name("chela-load".to_owned()).spawn(work).map(drop);
+        Box::pin(async move {
+            spawned.map_err(|e| EngineError::Stopped(format!("no thread for loading: {e}")))?;
+            match receiver.await {
+                Ok(answer) => answer,
+                Err(_) => Err(EngineError::Stopped("loading ended early".to_owned())),
+            }
+        })
+    }
+
+    fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError> {
+        let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
+        if version.number != 0 && !versions.resident.contains_key(version) {
+            return Err(EngineError::NotLoaded(version.clone()));
+        }
+        versions.served.insert(version.profile.clone(), version.clone());
+        Ok(())
+    }
+
+    fn unload(&self, version: &PolicyVersion) {
+        let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
+        if versions.served.get(&version.profile) == Some(version) {
+            return;
+        }
+        if versions.resident.remove(version).is_some() {
+            drop(versions);
+            let _ = self.order(Order::Forget(version.clone())); // a dead engine keeps no caches
+        }
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.alive().map_err(|e| e.to_string())
+    }
+}
+
+fn load(
+    k: &Cpu,
+    base: &BaseWeights<Cpu>,
+    versions: &RwLock<Versions>,
+    (version, dir): (PolicyVersion, PathBuf),
+) -> Result<String, EngineError> {
+    if version.number == 0 {
+        return Err(weights("version 0 is the base model"));
+    }
+    let adapter = Adapter::read(k, &base.config, &dir)?;
+    let hash = adapter.hash(k)?;
+    let mut versions = versions.write().unwrap_or_else(PoisonError::into_inner);
+    versions.resident.insert(version, Arc::new(adapter));
+    Ok(hash)
+}
+
+impl Learners for LocalEngine {
+    fn open(
+        &self,
+        _profile: &Profile,
+        spec: &AdapterSpec,
+        from: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner>, EngineError> {
+        Ok(Box::new(self.learner(spec, from)?))
+    }
+}
+
+impl LocalEngine {
+    /// As [`Learners::open`], not boxed.
+    pub fn learner(
+        &self,
+        spec: &AdapterSpec,
+        from: Option<&Checkpoint>,
+    ) -> Result<LocalLearner<Cpu>, EngineError> {
+        let adapter = match from {
+            Some(checkpoint) => Adapter::read(&self.k, &self.base.config, &checkpoint.dir)?,
+            None => Adapter::fresh(&self.k, &self.base.config, spec)?,
+        };
+        let options = LearnerOptions {
+            base_model: self.info.model.clone(),
+            rows: self.options.train_rows,
+            recompute: self.options.recompute,
+        };
+        let mut learner = LocalLearner::new(
+            &self.k,
+            self.base.clone(),
+            adapter,
+            options,
+            self.training.clone(),
+        )?;
+        if let Some(checkpoint) = from {
+            learner.resume(&checkpoint.dir)?;
+        }
+        Ok(learner)
+    }
+}

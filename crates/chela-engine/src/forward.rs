@@ -1,0 +1,372 @@
+//! The forward pass for serving: rows of one or many sequences through every layer, keys and values into their caches.
+
+use crate::{
+    adapter::{Adapter, Target},
+    error::kernel,
+    weights::{BaseWeights, LayerWeights},
+};
+use chela_core::{EngineError, TokenId};
+use chela_kernels::{
+    Acc, Activation, Heads, Kernels, KvPiece, Linear, Mat, MatMut, Norm, Product, Qkv, Rope,
+    RopeDirection, RowsMode, Segment,
+};
+use std::{ops::Range, sync::Arc};
+
+/// Cached keys and values of one sequence, for every layer.
+pub struct KvCache<K: Kernels> {
+    layers: Vec<(K::Buf, K::Buf)>,
+    width: usize,
+    capacity: usize,
+    len: usize,
+}
+
+impl<K: Kernels> KvCache<K> {
+    /// An empty cache that holds `capacity` tokens before it grows.
+    pub fn new(k: &K, layers: usize, width: usize, capacity: usize) -> Result<Self, EngineError> {
+        let capacity = capacity.max(64);
+        let layers = (0..layers)
+            .map(|_| Ok((k.zeros(capacity * width)?, k.zeros(capacity * width)?)))
+            .collect::<Result<_, _>>()
+            .map_err(kernel)?;
+        Ok(Self { layers, width, capacity, len: 0 })
+    }
+
+    /// Tokens held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes taken.
+    pub fn bytes(&self) -> usize {
+        self.layers.len() * 2 * self.capacity * self.width * 4
+    }
+
+    /// A cache of its own with the first `len` tokens.
+    pub fn prefix(&self, k: &K, len: usize, capacity: usize) -> Result<Self, EngineError> {
+        let len = len.min(self.len);
+        let mut copy = Self::new(k, self.layers.len(), self.width, capacity.max(len))?;
+        for ((from_k, from_v), (to_k, to_v)) in self.layers.iter().zip(&mut copy.layers) {
+            k.copy(from_k, 0, to_k, 0, len * self.width).map_err(kernel)?;
+            k.copy(from_v, 0, to_v, 0, len * self.width).map_err(kernel)?;
+        }
+        copy.len = len;
+        Ok(copy)
+    }
+
+    fn reserve(&mut self, k: &K, more: usize) -> Result<(), EngineError> {
+        let needed = self.len + more;
+        if needed <= self.capacity {
+            return Ok(());
+        }
+        let capacity = needed.max(self.capacity + self.capacity / 2).next_multiple_of(64);
+        let mut grown = self.prefix(k, self.len, capacity)?;
+        std::mem::swap(self, &mut grown);
+        Ok(())
+    }
+}
+
+/// New tokens of one sequence.
+pub struct Item<'a, K: Kernels> {
+    /// Its cache; the tokens are appended.
+    pub cache: &'a mut KvCache<K>,
+    /// The tokens.
+    pub tokens: &'a [TokenId],
+    /// The version's adapter, `None` = base.
+    pub adapter: Option<Arc<Adapter<K::Buf>>>,
+}
+
+/// Rows that share an adapter.
+pub struct Span<'a, B> {
+    /// Which rows.
+    pub rows: Range<usize>,
+    /// Their adapter.
+    pub adapter: &'a Adapter<B>,
+}
+
+/// Buffers of one pass, kept between passes.
+pub struct Workspace<K: Kernels> {
+    rows: usize,
+    buffers: Option<Buffers<K>>,
+}
+
+struct Buffers<K: Kernels> {
+    x: K::Buf,
+    h: K::Buf,
+    q: K::Buf,
+    k: K::Buf,
+    v: K::Buf,
+    o: K::Buf,
+    gate: K::Buf,
+    up: K::Buf,
+    act: K::Buf,
+    lse: K::Buf,
+    table: K::Buf,
+    low: K::Buf,
+}
+
+impl<K: Kernels> Default for Workspace<K> {
+    fn default() -> Self {
+        Self { rows: 0, buffers: None }
+    }
+}
+
+/// Largest rank the workspace is made for at first; larger ones allocate.
+const RANK: usize = 64;
+
+impl<K: Kernels> Workspace<K> {
+    fn ensure(&mut self, k: &K, base: &BaseWeights<K>, rows: usize) -> Result<(), EngineError> {
+        if self.buffers.is_some() && rows <= self.rows {
+            return Ok(());
+        }
+        let c = &base.config;
+        let z = |width: usize| k.zeros(rows * width).map_err(kernel);
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        self.buffers = Some(Buffers {
+            x: z(c.hidden)?,
+            h: z(c.hidden)?,
+            q: z(q)?,
+            k: z(kv)?,
+            v: z(kv)?,
+            o: z(q)?,
+            gate: z(c.intermediate)?,
+            up: z(c.intermediate)?,
+            act: z(c.intermediate)?,
+            lse: z(c.heads)?,
+            table: z(c.head_dim)?,
+            low: z(RANK)?,
+        });
+        self.rows = rows;
+        Ok(())
+    }
+}
+
+/// `norm.rows` for hidden rows.
+pub fn hidden_norm<K: Kernels>(base: &BaseWeights<K>, rows: usize) -> Norm {
+    let c = &base.config;
+    Norm { rows, width: c.hidden, eps: c.rms_eps, plus_one: false }
+}
+
+/// `norm.rows` for heads of q or k.
+pub fn head_norm<K: Kernels>(base: &BaseWeights<K>, rows: usize) -> Norm {
+    let c = &base.config;
+    Norm { rows, width: c.head_dim, eps: c.rms_eps, plus_one: false }
+}
+
+/// The heads of a model's attention.
+pub fn heads<K: Kernels>(base: &BaseWeights<K>) -> Heads {
+    let c = &base.config;
+    Heads {
+        q_heads: c.heads,
+        kv_heads: c.kv_heads,
+        head_dim: c.head_dim,
+        scale: 1.0 / (c.head_dim as f32).sqrt(),
+    }
+}
+
+/// Rotary shape for `heads` heads.
+pub fn rope<K: Kernels>(base: &BaseWeights<K>, rows: usize, heads: usize) -> Rope {
+    let d = base.config.head_dim;
+    Rope { rows, heads, head_dim: d, half: d / 2 }
+}
+
+/// `y[rows] += scale · (x[rows] Aᵀ) Bᵀ` for each span that has the map. `low` is scratch of at least rows · r.
+pub fn add_low_rank<K: Kernels>(
+    k: &K,
+    spans: &[Span<'_, K::Buf>],
+    at: (usize, Target),
+    x: &K::Buf,
+    y: &mut K::Buf,
+    low: &mut K::Buf,
+) -> Result<(), EngineError> {
+    for span in spans {
+        let adapter = span.adapter;
+        let Some(lora) = &adapter.layers[at.0][at.1 as usize] else { continue };
+        let (m, r) = (span.rows.len(), adapter.rank);
+        let own;
+        let mut own_low = if k.len(low) < m * r {
+            own = k.zeros(m * r).map_err(kernel)?;
+            Some(own)
+        } else {
+            None
+        };
+        let low: &mut K::Buf = own_low.as_mut().unwrap_or(low);
+        let a = Mat::new(&lora.a, r, lora.input);
+        let rows = Mat::rows(x, span.rows.start, m, lora.input);
+        k.matmul(Product::NT, 1.0, (rows, a), MatMut::new(low, m, r), Acc::Set).map_err(kernel)?;
+        let b = Mat::new(&lora.b, lora.out, r);
+        let y = MatMut::rows(y, span.rows.start, m, lora.out);
+        k.matmul(Product::NT, adapter.scale(), (Mat::new(low, m, r), b), y, Acc::Add)
+            .map_err(kernel)?;
+    }
+    Ok(())
+}
+
+/// Runs the items' tokens, rows in their order. Either every item has one token, or there is one item. Returns the final
+/// hidden rows, not yet normed, inside the workspace.
+pub fn forward<'w, K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    items: &mut [Item<'_, K>],
+    work: &'w mut Workspace<K>,
+) -> Result<&'w mut K::Buf, EngineError> {
+    let rows: usize = items.iter().map(|i| i.tokens.len()).sum();
+    let decode = items.iter().all(|i| i.tokens.len() == 1);
+    let mode = if decode { RowsMode::Decode } else { RowsMode::Prefill };
+    work.ensure(k, base, rows)?;
+    let Some(w) = work.buffers.as_mut() else {
+        return Err(EngineError::Stopped("no workspace".to_owned()));
+    };
+    let mut ids = Vec::with_capacity(rows);
+    let mut positions = Vec::with_capacity(rows);
+    for item in items.iter_mut() {
+        item.cache.reserve(k, item.tokens.len())?;
+        let start = item.cache.len as u32;
+        positions.extend((0..item.tokens.len() as u32).map(|i| start + i));
+        ids.extend_from_slice(item.tokens);
+    }
+    k.embed(&base.embed, &ids, &mut w.x).map_err(kernel)?;
+    k.rope_table(&positions, &base.rope.0, base.rope.1, &mut w.table).map_err(kernel)?;
+    let adapters: Vec<Option<Arc<Adapter<K::Buf>>>> =
+        items.iter().map(|i| i.adapter.clone()).collect();
+    let lengths: Vec<usize> = items.iter().map(|i| i.tokens.len()).collect();
+    let spans = spans(&adapters, &lengths);
+    for (index, layer) in base.layers.iter().enumerate() {
+        attention(k, (base, layer, index), items, (&spans, mode, rows), w)?;
+        gated(k, (base, layer, index), (&spans, mode, rows), w)?;
+    }
+    for item in items.iter_mut() {
+        item.cache.len += item.tokens.len();
+    }
+    Ok(&mut w.x)
+}
+
+/// Neighbouring rows of one adapter become one span.
+fn spans<'a, B>(adapters: &'a [Option<Arc<Adapter<B>>>], lengths: &[usize]) -> Vec<Span<'a, B>> {
+    let mut spans: Vec<Span<'a, B>> = Vec::new();
+    let mut at = 0;
+    for (adapter, n) in adapters.iter().zip(lengths) {
+        let rows = at..at + n;
+        at += n;
+        let Some(adapter) = adapter else { continue };
+        match spans.last_mut() {
+            Some(last)
+                if last.rows.end == rows.start && std::ptr::eq(last.adapter, &**adapter) =>
+            {
+                last.rows.end = rows.end;
+            }
+            _ => spans.push(Span { rows, adapter }),
+        }
+    }
+    spans
+}
+
+type At<'a, K> = (&'a BaseWeights<K>, &'a LayerWeights<K>, usize);
+type How<'a, B> = (&'a [Span<'a, B>], RowsMode, usize);
+
+fn attention<K: Kernels>(
+    k: &K,
+    (base, layer, index): At<'_, K>,
+    items: &mut [Item<'_, K>],
+    (spans, mode, rows): How<'_, K::Buf>,
+    w: &mut Buffers<K>,
+) -> Result<(), EngineError> {
+    let c = &base.config;
+    let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+    k.rms_norm(&w.x, &layer.attn_norm, hidden_norm(base, rows), &mut w.h).map_err(kernel)?;
+    let [wq, wk, wv, wo, ..] = &layer.linear;
+    let [bq, bk, bv, bo] = &layer.bias;
+    k.linear_group(
+        Mat::new(&w.h, rows, c.hidden),
+        &mut [
+            Linear { weight: wq, bias: bq.as_ref(), y: MatMut::new(&mut w.q, rows, q_width) },
+            Linear { weight: wk, bias: bk.as_ref(), y: MatMut::new(&mut w.k, rows, kv_width) },
+            Linear { weight: wv, bias: bv.as_ref(), y: MatMut::new(&mut w.v, rows, kv_width) },
+        ],
+        mode,
+    )
+    .map_err(kernel)?;
+    add_low_rank(k, spans, (index, Target::Q), &w.h, &mut w.q, &mut w.low)?;
+    add_low_rank(k, spans, (index, Target::K), &w.h, &mut w.k, &mut w.low)?;
+    add_low_rank(k, spans, (index, Target::V), &w.h, &mut w.v, &mut w.low)?;
+    if let Some((q_norm, k_norm)) = &layer.qk_norm {
+        k.rms_norm(&w.q, q_norm, head_norm(base, rows * c.heads), &mut w.o).map_err(kernel)?;
+        k.copy(&w.o, 0, &mut w.q, 0, rows * q_width).map_err(kernel)?;
+        k.rms_norm(&w.k, k_norm, head_norm(base, rows * c.kv_heads), &mut w.o).map_err(kernel)?;
+        k.copy(&w.o, 0, &mut w.k, 0, rows * kv_width).map_err(kernel)?;
+    }
+    let forward = RopeDirection::Forward;
+    k.rope(&mut w.q, &w.table, rope(base, rows, c.heads), forward).map_err(kernel)?;
+    k.rope(&mut w.k, &w.table, rope(base, rows, c.kv_heads), forward).map_err(kernel)?;
+    let mut at = 0;
+    for item in items.iter_mut() {
+        let (n, start) = (item.tokens.len() * kv_width, item.cache.len * kv_width);
+        let (keys, values) = &mut item.cache.layers[index];
+        k.copy(&w.k, at, keys, start, n).map_err(kernel)?;
+        k.copy(&w.v, at, values, start, n).map_err(kernel)?;
+        at += n;
+    }
+    attend(k, base, items, index, w)?;
+    let y = MatMut::new(&mut w.h, rows, c.hidden);
+    k.linear(Mat::new(&w.o, rows, q_width), wo, bo.as_ref(), y, mode).map_err(kernel)?;
+    add_low_rank(k, spans, (index, Target::O), &w.o, &mut w.h, &mut w.low)?;
+    k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
+}
+
+fn attend<K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    items: &[Item<'_, K>],
+    index: usize,
+    w: &mut Buffers<K>,
+) -> Result<(), EngineError> {
+    let window = base.config.sliding_window;
+    if items.iter().all(|i| i.tokens.len() == 1) {
+        let pieces: Vec<[KvPiece<'_, K::Buf>; 1]> = items
+            .iter()
+            .map(|item| {
+                let (keys, values) = &item.cache.layers[index];
+                [KvPiece { k: keys, v: values, at: 0, len: item.cache.len + 1 }]
+            })
+            .collect();
+        let pieces: Vec<&[KvPiece<'_, K::Buf>]> = pieces.iter().map(|p| &p[..]).collect();
+        return k.attention_decode(&w.q, &pieces, heads(base), window, &mut w.o).map_err(kernel);
+    }
+    let [item] = items else {
+        return Err(EngineError::Shape("several prompts in one pass".to_owned()));
+    };
+    let n = item.tokens.len();
+    let segment = Segment::chunk(0..n, 0..item.cache.len + n)
+        .ok_or_else(|| EngineError::Shape("a chunk longer than its text".to_owned()))?
+        .with_window(window);
+    let (keys, values) = &item.cache.layers[index];
+    let qkv = Qkv { q: &w.q, k: keys, v: values };
+    k.attention(qkv, heads(base), &[segment], &mut w.o, &mut w.lse).map_err(kernel)
+}
+
+fn gated<K: Kernels>(
+    k: &K,
+    (base, layer, index): At<'_, K>,
+    (spans, mode, rows): How<'_, K::Buf>,
+    w: &mut Buffers<K>,
+) -> Result<(), EngineError> {
+    let c = &base.config;
+    let wide = c.intermediate;
+    k.rms_norm(&w.x, &layer.mlp_norm, hidden_norm(base, rows), &mut w.h).map_err(kernel)?;
+    let [.., gate, up, down] = &layer.linear;
+    k.linear_group(
+        Mat::new(&w.h, rows, c.hidden),
+        &mut [
+            Linear { weight: gate, bias: None, y: MatMut::new(&mut w.gate, rows, wide) },
+            Linear { weight: up, bias: None, y: MatMut::new(&mut w.up, rows, wide) },
+        ],
+        mode,
+    )
+    .map_err(kernel)?;
+    add_low_rank(k, spans, (index, Target::Gate), &w.h, &mut w.gate, &mut w.low)?;
+    add_low_rank(k, spans, (index, Target::Up), &w.h, &mut w.up, &mut w.low)?;
+    k.glu(Activation::Silu, rows * wide, &w.gate, &w.up, &mut w.act).map_err(kernel)?;
+    let y = MatMut::new(&mut w.h, rows, c.hidden);
+    k.linear(Mat::new(&w.act, rows, wide), down, None, y, mode).map_err(kernel)?;
+    add_low_rank(k, spans, (index, Target::Down), &w.act, &mut w.h, &mut w.low)?;
+    k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
+}

@@ -1,0 +1,475 @@
+//! The learner: gradients of named log-probs into one profile's adapter, AdamW, checkpoints. Knows no algorithm.
+
+use crate::{
+    adapter::{Adapter, Lora, bytes_of, floats, write_synced, write_tensors},
+    error::{io, kernel, weights},
+    forward::hidden_norm,
+    training::{Block, Pass, Tape},
+    weights::BaseWeights,
+};
+use chela_core::{
+    Checkpoint, EngineError, Learner, OptimParams, Sample, Scored, StepReport, TokenLoss, Want,
+};
+use chela_kernels::{
+    Acc, AdamW, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs, Priority,
+};
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// How a learner runs.
+#[derive(Clone, Debug)]
+pub struct LearnerOptions {
+    /// Name written into PEFT's configuration.
+    pub base_model: String,
+    /// Rows run together; bounds memory.
+    pub rows: usize,
+    /// Run layers again on the way back instead of keeping activations.
+    pub recompute: bool,
+}
+
+/// One profile's adapter in training.
+pub struct LocalLearner<K: Kernels> {
+    k: K,
+    base: Arc<BaseWeights<K>>,
+    options: LearnerOptions,
+    adapter: Adapter<K::Buf>,
+    grads: Adapter<K::Buf>,
+    first: Adapter<K::Buf>,
+    second: Adapter<K::Buf>,
+    step: u64,
+    running: Arc<AtomicUsize>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    step: u64,
+}
+
+fn zeros_like<K: Kernels>(
+    k: &K,
+    adapter: &Adapter<K::Buf>,
+) -> Result<Adapter<K::Buf>, EngineError> {
+    let mut layers = Vec::with_capacity(adapter.layers.len());
+    for maps in &adapter.layers {
+        let mut zeros: [Option<Lora<K::Buf>>; 7] = Default::default();
+        for (zero, lora) in zeros.iter_mut().zip(maps) {
+            if let Some(lora) = lora {
+                let a = k.zeros(adapter.rank * lora.input).map_err(kernel)?;
+                let b = k.zeros(adapter.rank * lora.out).map_err(kernel)?;
+                *zero = Some(Lora { a, b, out: lora.out, input: lora.input });
+            }
+        }
+        layers.push(zeros);
+    }
+    Ok(Adapter { rank: adapter.rank, alpha: adapter.alpha, layers })
+}
+
+/// Buffers of A and B of every map, in a fixed order.
+fn buffers<B>(adapter: &Adapter<B>) -> impl Iterator<Item = &B> {
+    adapter.layers.iter().flatten().flatten().flat_map(|l| [&l.a, &l.b])
+}
+
+fn buffers_mut<B>(adapter: &mut Adapter<B>) -> impl Iterator<Item = &mut B> {
+    adapter.layers.iter_mut().flatten().flatten().flat_map(|l| [&mut l.a, &mut l.b])
+}
+
+/// What the head said about a block, and what its backward needs.
+struct HeadRows<K: Kernels> {
+    hidden: K::Buf,
+    rows: Vec<u32>,
+    pair_rows: Vec<u32>,
+    inv_temperature: Vec<f32>,
+    candidates: Vec<u32>,
+    k: usize,
+    scores: PairScores,
+}
+
+/// Counts a learner at work, so that the engine leaves it its share.
+struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<K: Kernels> LocalLearner<K> {
+    /// Wraps an adapter; moments start at zero.
+    pub fn new(
+        k: &K,
+        base: Arc<BaseWeights<K>>,
+        adapter: Adapter<K::Buf>,
+        options: LearnerOptions,
+        running: Arc<AtomicUsize>,
+    ) -> Result<Self, EngineError> {
+        let k = k.with_priority(Priority::Train);
+        let (grads, first, second) =
+            (zeros_like(&k, &adapter)?, zeros_like(&k, &adapter)?, zeros_like(&k, &adapter)?);
+        Ok(Self { k, base, options, adapter, grads, first, second, step: 0, running })
+    }
+
+    /// Reads moments and step beside the adapter; a checkpoint whose optimizer was cleaned away starts with fresh moments.
+    pub fn resume(&mut self, dir: &Path) -> Result<(), EngineError> {
+        let path = dir.join("optimizer.safetensors");
+        if !path.exists() {
+            tracing::warn!(dir = %dir.display(), "no optimizer state in this checkpoint; moments start at zero");
+            return Ok(());
+        }
+        let bytes = std::fs::read(&path).map_err(|e| io(&path, e))?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| io(&path, e))?;
+        for (name, moments) in [("first", &mut self.first), ("second", &mut self.second)] {
+            for (i, buffer) in buffers_mut(moments).enumerate() {
+                let key = format!("{name}.{i}");
+                let tensor = file.tensor(&key).map_err(|e| io(&path, format!("{key}: {e}")))?;
+                let values = floats(&tensor)
+                    .filter(|v| v.len() == self.k.len(buffer))
+                    .ok_or_else(|| weights(format!("{}: {key} does not fit", path.display())))?;
+                self.k.write(buffer, 0, &values).map_err(kernel)?;
+            }
+        }
+        let path = dir.join("state.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| io(&path, e))?;
+        let state: State = serde_json::from_str(&text).map_err(|e| io(&path, e))?;
+        self.step = state.step;
+        Ok(())
+    }
+
+    /// Present gradients, for tests: `(layer, module, dA [r, in], dB [out, r])`.
+    #[allow(clippy::type_complexity)] // one row of a test's table
+    pub fn gradients(&self) -> Result<Vec<(usize, &'static str, Vec<f32>, Vec<f32>)>, EngineError> {
+        self.grads
+            .entries()
+            .map(|(layer, target, lora)| {
+                let a = self.k.download(&lora.a).map_err(kernel)?;
+                let b = self.k.download(&lora.b).map_err(kernel)?;
+                Ok((layer, target.module(), a, b))
+            })
+            .collect()
+    }
+
+    fn pass<'a>(&'a self, block: &'a Block) -> Pass<'a, K> {
+        Pass {
+            k: &self.k,
+            base: &self.base,
+            adapter: &self.adapter,
+            block,
+            recompute: self.options.recompute,
+        }
+    }
+
+    /// Runs of samples that share a K and together stay within the row budget.
+    fn blocks(&self, batch: &[Sample]) -> Vec<std::ops::Range<usize>> {
+        let width = |s: &Sample| s.candidates().map_or(1, |c| c.k());
+        let mut blocks: Vec<std::ops::Range<usize>> = Vec::new();
+        let mut rows = 0;
+        for (i, sample) in batch.iter().enumerate() {
+            let more = sample.tokens().len() - 1;
+            match blocks.last_mut() {
+                Some(last)
+                    if rows + more <= self.options.rows
+                        && width(&batch[last.start]) == width(sample) =>
+                {
+                    last.end = i + 1;
+                    rows += more;
+                }
+                _ => {
+                    blocks.push(i..i + 1);
+                    rows = more;
+                }
+            }
+        }
+        blocks
+    }
+
+    fn head(
+        &self,
+        tape: &Tape<K>,
+        samples: &[Sample],
+        block: &Block,
+        want: (bool, usize),
+    ) -> Result<HeadRows<K>, EngineError> {
+        let (k, c) = (&self.k, &self.base.config);
+        let output =
+            tape.output().ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
+        let mut rows = Vec::new();
+        let (mut inv_temperature, mut candidates) = (Vec::new(), Vec::new());
+        let mut at = 0;
+        let mut width = 1;
+        for sample in samples {
+            for j in 0..sample.len() {
+                rows.push((at + sample.start() + j - 1) as u32);
+                inv_temperature.push(1.0 / sample.temperature());
+            }
+            match sample.candidates() {
+                Some(named) => {
+                    width = named.k();
+                    candidates.extend_from_slice(named.ids());
+                }
+                None => candidates.extend_from_slice(&sample.tokens()[sample.start()..]),
+            }
+            at += sample.tokens().len() - 1;
+        }
+        if at != block.rows() {
+            return Err(EngineError::Shape("a block of other samples".to_owned()));
+        }
+        let n = rows.len();
+        let mut picked = k.zeros(n * c.hidden).map_err(kernel)?;
+        k.gather_rows(output, c.hidden, &rows, &mut picked).map_err(kernel)?;
+        let mut hidden = k.zeros(n * c.hidden).map_err(kernel)?;
+        k.rms_norm(&picked, &self.base.final_norm, hidden_norm(&self.base, n), &mut hidden)
+            .map_err(kernel)?;
+        let pair_rows: Vec<u32> = (0..n as u32).collect();
+        let pairs = Pairs {
+            rows: &pair_rows,
+            inv_temperature: &inv_temperature,
+            candidates: &candidates,
+            k: width,
+        };
+        let want = chela_kernels::Want { entropy: want.0, top_k: want.1 };
+        let scores = k
+            .head_scores(&self.base.head, Mat::new(&hidden, n, c.hidden), pairs, want)
+            .map_err(kernel)?;
+        Ok(HeadRows { hidden, rows, pair_rows, inv_temperature, candidates, k: width, scores })
+    }
+
+    /// Derivative by the last layer's output from the derivatives by log-prob and entropy.
+    fn head_backward(
+        &self,
+        tape: &Tape<K>,
+        head: &HeadRows<K>,
+        d_logprobs: &[f32],
+        d_entropy: Option<&[f32]>,
+        block: &Block,
+    ) -> Result<K::Buf, EngineError> {
+        let (k, c, n) = (&self.k, &self.base.config, head.rows.len());
+        let mut d_hidden = k.zeros(n * c.hidden).map_err(kernel)?;
+        let pairs = Pairs {
+            rows: &head.pair_rows,
+            inv_temperature: &head.inv_temperature,
+            candidates: &head.candidates,
+            k: head.k,
+        };
+        let entropy = match (d_entropy, &head.scores.entropy) {
+            (Some(d), Some(e)) => Some((e.as_slice(), d)),
+            _ => None,
+        };
+        let grads = PairGrads { logsumexp: &head.scores.logsumexp, d_logprobs, entropy };
+        let hidden = Mat::new(&head.hidden, n, c.hidden);
+        let to = MatMut::new(&mut d_hidden, n, c.hidden);
+        k.head_backward(&self.base.head, hidden, pairs, grads, to).map_err(kernel)?;
+        let t = block.rows();
+        let mut spread = k.zeros(t * c.hidden).map_err(kernel)?;
+        k.scatter_add_rows(&d_hidden, c.hidden, &head.rows, &mut spread).map_err(kernel)?;
+        let output =
+            tape.output().ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
+        let mut dx = k.zeros(t * c.hidden).map_err(kernel)?;
+        let grad = NormGrad { dx: &mut dx, acc: Acc::Set, dw: None };
+        k.rms_norm_backward(
+            output,
+            &self.base.final_norm,
+            &spread,
+            hidden_norm(&self.base, t),
+            grad,
+        )
+        .map_err(kernel)?;
+        Ok(dx)
+    }
+
+    fn check(&self, batch: &[Sample]) -> Result<(), EngineError> {
+        let c = &self.base.config;
+        for sample in batch {
+            let n = sample.tokens().len();
+            if n > c.context_length {
+                return Err(EngineError::ContextLength { prompt: n, context: c.context_length });
+            }
+            let named = sample.candidates().map_or(&[][..], |c| c.ids());
+            if let Some(id) =
+                sample.tokens().iter().chain(named).find(|t| **t as usize >= c.vocab)
+            {
+                return Err(EngineError::Token(*id, c.vocab));
+            }
+        }
+        Ok(())
+    }
+
+    fn grad_norm(&self) -> Result<f64, EngineError> {
+        let mut sum = 0.0;
+        for buffer in buffers(&self.grads) {
+            sum += self.k.sum_squares(self.k.len(buffer), buffer).map_err(kernel)?;
+        }
+        Ok(sum.sqrt())
+    }
+
+    fn clear(&mut self) -> Result<(), EngineError> {
+        let k = self.k.clone();
+        for buffer in buffers_mut(&mut self.grads) {
+            k.fill(k.len(buffer), 0.0, buffer).map_err(kernel)?;
+        }
+        Ok(())
+    }
+
+    fn block_backward(
+        &mut self,
+        batch: &[Sample],
+        range: std::ops::Range<usize>,
+        loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
+    ) -> Result<(), EngineError> {
+        let samples = &batch[range.clone()];
+        let block = Block::new(samples, self.base.config.sliding_window);
+        let tape = self.pass(&block).forward(true)?;
+        let head = self.head(&tape, samples, &block, (true, 0))?;
+        let mut d_logprobs = Vec::new();
+        let mut d_entropy = Vec::new();
+        let mut any_entropy = false;
+        for (i, scored) in split(&head.scores, samples, head.k).into_iter().enumerate() {
+            let sample = &samples[i];
+            let one = loss(range.start + i, sample, &scored);
+            if one.d_values.is_some() {
+                return Err(EngineError::Unsupported("value heads"));
+            }
+            let n = sample.len();
+            if one.d_logprobs.len() != n * head.k
+                || one.d_entropy.as_ref().is_some_and(|d| d.len() != n)
+            {
+                return Err(EngineError::Shape("a loss of another length".to_owned()));
+            }
+            d_logprobs.extend_from_slice(&one.d_logprobs);
+            any_entropy |= one.d_entropy.is_some();
+            d_entropy.extend(one.d_entropy.unwrap_or_else(|| vec![0.0; n]));
+        }
+        let d_entropy = any_entropy.then_some(&d_entropy[..]);
+        let dx = self.head_backward(&tape, &head, &d_logprobs, d_entropy, &block)?;
+        drop(head);
+        let empty = Adapter { rank: self.grads.rank, alpha: self.grads.alpha, layers: Vec::new() };
+        let mut grads = std::mem::replace(&mut self.grads, empty);
+        let result = self.pass(&block).backward(tape, dx, &mut grads);
+        self.grads = grads;
+        result
+    }
+}
+
+/// Cuts a block's scores into the samples'.
+fn split(scores: &PairScores, samples: &[Sample], k: usize) -> Vec<Scored> {
+    let mut at = 0;
+    samples
+        .iter()
+        .map(|sample| {
+            let rows = at..at + sample.len();
+            at = rows.end;
+            Scored {
+                logprobs: scores.logprobs[rows.start * k..rows.end * k].to_vec(),
+                entropy: scores.entropy.as_ref().map(|e| e[rows.clone()].to_vec()),
+                top: scores.top.as_ref().map(|t| {
+                    let cut = rows.start * t.k..rows.end * t.k;
+                    (t.ids[cut.clone()].to_vec(), t.logprobs[cut].to_vec())
+                }),
+                values: None,
+            }
+        })
+        .collect()
+}
+
+impl<K: Kernels> Learner for LocalLearner<K> {
+    fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
+        self.check(batch)?;
+        let _running = Running::new(&self.running);
+        let mut all = Vec::with_capacity(batch.len());
+        for range in self.blocks(batch) {
+            let samples = &batch[range];
+            let block = Block::new(samples, self.base.config.sliding_window);
+            let tape = self.pass(&block).forward(false)?;
+            let head = self.head(&tape, samples, &block, (want.entropy, want.top_k))?;
+            all.extend(split(&head.scores, samples, head.k));
+        }
+        Ok(all)
+    }
+
+    fn forward_backward(
+        &mut self,
+        batch: &[Sample],
+        loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
+    ) -> Result<(), EngineError> {
+        self.check(batch)?;
+        let _running = Running::new(&self.running);
+        for range in self.blocks(batch) {
+            self.block_backward(batch, range, loss)?;
+        }
+        Ok(())
+    }
+
+    fn optim_step(&mut self, params: &OptimParams) -> Result<StepReport, EngineError> {
+        let _running = Running::new(&self.running);
+        let norm = self.grad_norm()?;
+        if !norm.is_finite() {
+            self.clear()?;
+            return Ok(StepReport { grad_norm: norm as f32, skipped: true, step: self.step });
+        }
+        let clip = f64::from(params.clip);
+        let grad_scale = if clip > 0.0 && norm > clip { (clip / norm) as f32 } else { 1.0 };
+        self.step += 1;
+        let adamw = AdamW {
+            lr: params.lr,
+            beta1: params.beta1,
+            beta2: params.beta2,
+            eps: params.eps,
+            weight_decay: params.weight_decay,
+            step: self.step,
+            grad_scale,
+        };
+        let k = self.k.clone();
+        let moments = buffers_mut(&mut self.first).zip(buffers_mut(&mut self.second));
+        let grads = buffers(&self.grads).zip(moments);
+        for (param, (grad, (first, second))) in buffers_mut(&mut self.adapter).zip(grads) {
+            k.adamw(param, grad, first, second, adamw).map_err(kernel)?;
+        }
+        self.clear()?;
+        Ok(StepReport { grad_norm: norm as f32, skipped: false, step: self.step })
+    }
+
+    fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {
+        if dir.exists() {
+            return Err(io(dir, "a checkpoint is already there"));
+        }
+        let temporary = PathBuf::from(format!("{}.tmp", dir.display()));
+        if temporary.exists() {
+            std::fs::remove_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
+        }
+        std::fs::create_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
+        self.adapter.write(&self.k, &self.options.base_model, &temporary)?;
+        let mut tensors = Vec::new();
+        for (name, moments) in [("first", &self.first), ("second", &self.second)] {
+            for (i, buffer) in buffers(moments).enumerate() {
+                let values = self.k.download(buffer).map_err(kernel)?;
+                tensors.push((format!("{name}.{i}"), vec![values.len()], bytes_of(&values)));
+            }
+        }
+        write_tensors(&temporary.join("optimizer.safetensors"), &tensors)?;
+        let state = serde_json::to_vec(&State { step: self.step }).map_err(weights)?;
+        write_synced(&temporary.join("state.json"), &state)?;
+        sync_dir(&temporary)?;
+        std::fs::rename(&temporary, dir).map_err(|e| io(dir, e))?;
+        if let Some(parent) = dir.parent() {
+            sync_dir(parent)?;
+        }
+        Ok(Checkpoint { dir: dir.to_path_buf(), step: self.step })
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<(), EngineError> {
+    let sync = || std::fs::File::open(dir)?.sync_all();
+    sync().map_err(|e| io(dir, e))
+}

@@ -1,0 +1,366 @@
+//! The training pass: forward with activations kept, candidate log-probs, and the explicit backward into the adapter.
+//!
+//! Rows of several samples stand one after another; each attends to its own past only. T rows, H hidden, I gated width.
+
+use crate::{
+    adapter::{Adapter, Target},
+    error::kernel,
+    forward::{Span, add_low_rank, head_norm, heads, hidden_norm, rope},
+    weights::{BaseWeights, LayerWeights},
+};
+use chela_core::{EngineError, Sample};
+use chela_kernels::{
+    Acc, Activation, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv,
+    QkvGrad, RopeDirection, RowsMode, Segment,
+};
+
+/// Samples laid out as rows.
+pub struct Block {
+    /// Token of each row `[T]`.
+    pub ids: Vec<u32>,
+    /// Position of each row in its sample `[T]`.
+    pub positions: Vec<u32>,
+    /// One causal segment a sample.
+    pub segments: Vec<Segment>,
+}
+
+impl Block {
+    /// Rows of the samples in order; the last token of a sample predicts nothing and has no row.
+    pub fn new<'a>(samples: impl IntoIterator<Item = &'a Sample>, window: Option<usize>) -> Self {
+        let (mut ids, mut positions, mut segments) = (Vec::new(), Vec::new(), Vec::new());
+        for sample in samples {
+            let tokens = &sample.tokens()[..sample.tokens().len() - 1];
+            let rows = ids.len()..ids.len() + tokens.len();
+            ids.extend_from_slice(tokens);
+            positions.extend(0..tokens.len() as u32);
+            segments.push(Segment::causal(rows).with_window(window));
+        }
+        Self { ids, positions, segments }
+    }
+
+    /// T
+    pub fn rows(&self) -> usize {
+        self.ids.len()
+    }
+}
+
+/// What a layer's backward reads.
+struct Saved<K: Kernels> {
+    /// Before rotation and norm of heads, for families with q/k norm.
+    plain_qk: Option<(K::Buf, K::Buf)>,
+    q: K::Buf,
+    k: K::Buf,
+    v: K::Buf,
+    o: K::Buf,
+    lse: K::Buf,
+    mid: K::Buf,
+    gate: K::Buf,
+    up: K::Buf,
+}
+
+/// A forward pass that can be gone back through.
+pub struct Tape<K: Kernels> {
+    /// Input of each layer `[T, H]`, then the last layer's output.
+    inputs: Vec<K::Buf>,
+    saved: Vec<Option<Saved<K>>>,
+    table: K::Buf,
+}
+
+impl<K: Kernels> Tape<K> {
+    /// The last layer's output `[T, H]`, not yet normed.
+    pub fn output(&self) -> Option<&K::Buf> {
+        self.inputs.last()
+    }
+}
+
+/// What a pass works on.
+pub struct Pass<'a, K: Kernels> {
+    /// At Train priority.
+    pub k: &'a K,
+    /// Frozen.
+    pub base: &'a BaseWeights<K>,
+    /// Trained.
+    pub adapter: &'a Adapter<K::Buf>,
+    /// The rows.
+    pub block: &'a Block,
+    /// Keep only each layer's input and run the layer again on the way back: about a third more work for a small part of the
+    /// memory.
+    pub recompute: bool,
+}
+
+impl<K: Kernels> Pass<'_, K> {
+    fn zeros(&self, width: usize) -> Result<K::Buf, EngineError> {
+        self.k.zeros(self.block.rows() * width).map_err(kernel)
+    }
+
+    fn span(&self) -> [Span<'_, K::Buf>; 1] {
+        [Span { rows: 0..self.block.rows(), adapter: self.adapter }]
+    }
+
+    fn low(&self) -> Result<K::Buf, EngineError> {
+        self.zeros(self.adapter.rank)
+    }
+
+    /// Forward through all layers. With `keep` off nothing but the output stands.
+    pub fn forward(&self, keep: bool) -> Result<Tape<K>, EngineError> {
+        let (k, c) = (self.k, &self.base.config);
+        let mut x = self.zeros(c.hidden)?;
+        k.embed(&self.base.embed, &self.block.ids, &mut x).map_err(kernel)?;
+        let mut table = self.zeros(c.head_dim)?;
+        let (frequencies, factor) = &self.base.rope;
+        k.rope_table(&self.block.positions, frequencies, *factor, &mut table).map_err(kernel)?;
+        let mut tape = Tape { inputs: vec![x], saved: Vec::new(), table };
+        for index in 0..self.base.layers.len() {
+            let (out, saved) = {
+                let Some(x) = tape.inputs.last() else { break };
+                self.layer(index, x, &tape.table)?
+            };
+            if !keep {
+                tape.inputs.clear();
+            }
+            tape.inputs.push(out);
+            tape.saved.push((keep && !self.recompute).then_some(saved));
+        }
+        Ok(tape)
+    }
+
+    fn layer(
+        &self,
+        index: usize,
+        x: &K::Buf,
+        table: &K::Buf,
+    ) -> Result<(K::Buf, Saved<K>), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let layer = &self.base.layers[index];
+        let mut h = self.zeros(c.hidden)?;
+        k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h).map_err(kernel)?;
+        let (q, key, v, plain_qk) = self.qkv(index, layer, &h, table)?;
+        let mut o = self.zeros(c.heads * c.head_dim)?;
+        let mut lse = self.zeros(c.heads)?;
+        let qkv = Qkv { q: &q, k: &key, v: &v };
+        k.attention(qkv, heads(self.base), &self.block.segments, &mut o, &mut lse)
+            .map_err(kernel)?;
+        let mut mid = self.zeros(c.hidden)?;
+        self.linear(index, Target::O, &o, &mut mid)?;
+        k.axpy(t * c.hidden, 1.0, x, &mut mid).map_err(kernel)?;
+        k.rms_norm(&mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h).map_err(kernel)?;
+        let (mut gate, mut up) = (self.zeros(c.intermediate)?, self.zeros(c.intermediate)?);
+        self.linear(index, Target::Gate, &h, &mut gate)?;
+        self.linear(index, Target::Up, &h, &mut up)?;
+        let mut act = self.zeros(c.intermediate)?;
+        k.glu(Activation::Silu, t * c.intermediate, &gate, &up, &mut act).map_err(kernel)?;
+        let mut out = self.zeros(c.hidden)?;
+        self.linear(index, Target::Down, &act, &mut out)?;
+        k.axpy(t * c.hidden, 1.0, &mid, &mut out).map_err(kernel)?;
+        Ok((out, Saved { plain_qk, q, k: key, v, o, lse, mid, gate, up }))
+    }
+
+    /// y = x Wᵀ + bias + the adapter's part.
+    fn linear(
+        &self,
+        index: usize,
+        target: Target,
+        x: &K::Buf,
+        y: &mut K::Buf,
+    ) -> Result<(), EngineError> {
+        let (out, input) = target.shape(&self.base.config);
+        let (k, t) = (self.k, self.block.rows());
+        let layer = &self.base.layers[index];
+        let bias = layer.bias.get(target as usize).and_then(Option::as_ref);
+        let weight = &layer.linear[target as usize];
+        let to = MatMut::new(y, t, out);
+        k.linear(Mat::new(x, t, input), weight, bias, to, RowsMode::Prefill).map_err(kernel)?;
+        add_low_rank(k, &self.span(), (index, target), x, y, &mut self.low()?)
+    }
+
+    #[allow(clippy::type_complexity)] // four buffers of one layer, named where they are taken apart
+    fn qkv(
+        &self,
+        index: usize,
+        layer: &LayerWeights<K>,
+        h: &K::Buf,
+        table: &K::Buf,
+    ) -> Result<(K::Buf, K::Buf, K::Buf, Option<(K::Buf, K::Buf)>), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let (mut q, mut key, mut v) =
+            (self.zeros(q_width)?, self.zeros(kv_width)?, self.zeros(kv_width)?);
+        let [wq, wk, wv, ..] = &layer.linear;
+        let [bq, bk, bv, _] = &layer.bias;
+        k.linear_group(
+            Mat::new(h, t, c.hidden),
+            &mut [
+                Linear { weight: wq, bias: bq.as_ref(), y: MatMut::new(&mut q, t, q_width) },
+                Linear { weight: wk, bias: bk.as_ref(), y: MatMut::new(&mut key, t, kv_width) },
+                Linear { weight: wv, bias: bv.as_ref(), y: MatMut::new(&mut v, t, kv_width) },
+            ],
+            RowsMode::Prefill,
+        )
+        .map_err(kernel)?;
+        let (span, mut low) = (self.span(), self.low()?);
+        add_low_rank(k, &span, (index, Target::Q), h, &mut q, &mut low)?;
+        add_low_rank(k, &span, (index, Target::K), h, &mut key, &mut low)?;
+        add_low_rank(k, &span, (index, Target::V), h, &mut v, &mut low)?;
+        let mut plain = None;
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            let (mut nq, mut nk) = (self.zeros(q_width)?, self.zeros(kv_width)?);
+            k.rms_norm(&q, q_norm, head_norm(self.base, t * c.heads), &mut nq).map_err(kernel)?;
+            k.rms_norm(&key, k_norm, head_norm(self.base, t * c.kv_heads), &mut nk)
+                .map_err(kernel)?;
+            plain = Some((std::mem::replace(&mut q, nq), std::mem::replace(&mut key, nk)));
+        }
+        let forward = RopeDirection::Forward;
+        k.rope(&mut q, table, rope(self.base, t, c.heads), forward).map_err(kernel)?;
+        k.rope(&mut key, table, rope(self.base, t, c.kv_heads), forward).map_err(kernel)?;
+        Ok((q, key, v, plain))
+    }
+
+    /// Backward from `dx` = derivative by the last layer's output `[T, H]`; adds to `grads`.
+    pub fn backward(
+        &self,
+        mut tape: Tape<K>,
+        mut dx: K::Buf,
+        grads: &mut Adapter<K::Buf>,
+    ) -> Result<(), EngineError> {
+        tape.inputs.pop();
+        for index in (0..self.base.layers.len()).rev() {
+            let (Some(x), Some(saved)) = (tape.inputs.pop(), tape.saved.pop()) else {
+                return Err(EngineError::Shape("a tape without activations".to_owned()));
+            };
+            let saved = match saved {
+                Some(saved) => saved,
+                None => self.layer(index, &x, &tape.table)?.1,
+            };
+            self.layer_backward(index, &x, (saved, &tape.table), &mut dx, grads)?;
+        }
+        Ok(())
+    }
+
+    /// Turns `dx` from the derivative by the layer's output into that by its input.
+    fn layer_backward(
+        &self,
+        index: usize,
+        x: &K::Buf,
+        (saved, table): (Saved<K>, &K::Buf),
+        dx: &mut K::Buf,
+        grads: &mut Adapter<K::Buf>,
+    ) -> Result<(), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let layer = &self.base.layers[index];
+        self.gated_backward(index, &saved, dx, grads)?;
+        // dx is now the derivative by `mid`.
+        let mut d_o = self.zeros(c.heads * c.head_dim)?;
+        self.linear_backward((index, Target::O), &saved.o, dx, (&mut d_o, Acc::Set), grads)?;
+        let (mut dq, mut dk, mut dv) = (
+            self.zeros(c.heads * c.head_dim)?,
+            self.zeros(c.kv_heads * c.head_dim)?,
+            self.zeros(c.kv_heads * c.head_dim)?,
+        );
+        k.attention_backward(
+            Qkv { q: &saved.q, k: &saved.k, v: &saved.v },
+            heads(self.base),
+            &self.block.segments,
+            AttentionSaved { out: &saved.o, lse: &saved.lse, dout: &d_o },
+            QkvGrad { dq: &mut dq, dk: &mut dk, dv: &mut dv },
+        )
+        .map_err(kernel)?;
+        let back = RopeDirection::Backward;
+        k.rope(&mut dq, table, rope(self.base, t, c.heads), back).map_err(kernel)?;
+        k.rope(&mut dk, table, rope(self.base, t, c.kv_heads), back).map_err(kernel)?;
+        if let (Some((q_norm, k_norm)), Some((q, key))) = (&layer.qk_norm, &saved.plain_qk) {
+            dq = self.head_norm_backward(q, q_norm, &dq, c.heads)?;
+            dk = self.head_norm_backward(key, k_norm, &dk, c.kv_heads)?;
+        }
+        let mut h = self.zeros(c.hidden)?;
+        k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h).map_err(kernel)?;
+        let mut dh = self.zeros(c.hidden)?;
+        self.linear_backward((index, Target::Q), &h, &dq, (&mut dh, Acc::Set), grads)?;
+        self.linear_backward((index, Target::K), &h, &dk, (&mut dh, Acc::Add), grads)?;
+        self.linear_backward((index, Target::V), &h, &dv, (&mut dh, Acc::Add), grads)?;
+        if index == 0 {
+            return Ok(()); // the embedding is frozen
+        }
+        let grad = NormGrad { dx, acc: Acc::Add, dw: None };
+        k.rms_norm_backward(x, &layer.attn_norm, &dh, hidden_norm(self.base, t), grad)
+            .map_err(kernel)
+    }
+
+    fn gated_backward(
+        &self,
+        index: usize,
+        saved: &Saved<K>,
+        dx: &mut K::Buf,
+        grads: &mut Adapter<K::Buf>,
+    ) -> Result<(), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let layer = &self.base.layers[index];
+        let n = t * c.intermediate;
+        let mut act = self.zeros(c.intermediate)?;
+        k.glu(Activation::Silu, n, &saved.gate, &saved.up, &mut act).map_err(kernel)?;
+        let mut d_act = self.zeros(c.intermediate)?;
+        self.linear_backward((index, Target::Down), &act, dx, (&mut d_act, Acc::Set), grads)?;
+        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
+        let grad = GluGrad { dout: &d_act, dgate: &mut d_gate, dup: &mut d_up };
+        k.glu_backward(Activation::Silu, n, &saved.gate, &saved.up, grad).map_err(kernel)?;
+        let mut h = self.zeros(c.hidden)?;
+        k.rms_norm(&saved.mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h)
+            .map_err(kernel)?;
+        let mut dh = self.zeros(c.hidden)?;
+        self.linear_backward((index, Target::Gate), &h, &d_gate, (&mut dh, Acc::Set), grads)?;
+        self.linear_backward((index, Target::Up), &h, &d_up, (&mut dh, Acc::Add), grads)?;
+        let grad = NormGrad { dx, acc: Acc::Add, dw: None };
+        k.rms_norm_backward(&saved.mid, &layer.mlp_norm, &dh, hidden_norm(self.base, t), grad)
+            .map_err(kernel)
+    }
+
+    fn head_norm_backward(
+        &self,
+        x: &K::Buf,
+        w: &K::Buf,
+        dy: &K::Buf,
+        heads: usize,
+    ) -> Result<K::Buf, EngineError> {
+        let mut dx = self.zeros(heads * self.base.config.head_dim)?;
+        let grad = NormGrad { dx: &mut dx, acc: Acc::Set, dw: None };
+        let norm = head_norm(self.base, self.block.rows() * heads);
+        self.k.rms_norm_backward(x, w, dy, norm, grad).map_err(kernel)?;
+        Ok(dx)
+    }
+
+    /// From dy `[T, out]`: dx (+)= dy W + s (dy B) A, dB += s dyᵀ (x Aᵀ), dA += s (dy B)ᵀ x.
+    fn linear_backward(
+        &self,
+        (index, target): (usize, Target),
+        x: &K::Buf,
+        dy: &K::Buf,
+        (dx, acc): (&mut K::Buf, Acc),
+        grads: &mut Adapter<K::Buf>,
+    ) -> Result<(), EngineError> {
+        let (out, input) = target.shape(&self.base.config);
+        let (k, t, r) = (self.k, self.block.rows(), self.adapter.rank);
+        let weight = &self.base.layers[index].linear[target as usize];
+        k.linear_dx(Mat::new(dy, t, out), weight, MatMut::new(dx, t, input), acc)
+            .map_err(kernel)?;
+        let (Some(lora), Some(grad)) = (
+            &self.adapter.layers[index][target as usize],
+            &mut grads.layers[index][target as usize],
+        ) else {
+            return Ok(());
+        };
+        let scale = self.adapter.scale();
+        let (x, dy) = (Mat::new(x, t, input), Mat::new(dy, t, out));
+        let a = Mat::new(&lora.a, r, input);
+        let mut low = self.low()?;
+        k.matmul(Product::NT, 1.0, (x, a), MatMut::new(&mut low, t, r), Acc::Set)
+            .map_err(kernel)?;
+        let db = MatMut::new(&mut grad.b, out, r);
+        k.matmul(Product::TN, scale, (dy, Mat::new(&low, t, r)), db, Acc::Add).map_err(kernel)?;
+        let b = Mat::new(&lora.b, out, r);
+        k.matmul(Product::NN, scale, (dy, b), MatMut::new(&mut low, t, r), Acc::Set)
+            .map_err(kernel)?;
+        let low = Mat::new(&low, t, r);
+        let da = MatMut::new(&mut grad.a, r, input);
+        k.matmul(Product::TN, 1.0, (low, x), da, Acc::Add).map_err(kernel)?;
+        k.matmul(Product::NN, 1.0, (low, a), MatMut::new(dx, t, input), Acc::Add).map_err(kernel)
+    }
+}

@@ -1,0 +1,107 @@
+//! The base weights as the kernels hold them: once, in their stored types, shared by serving and training.
+
+use crate::error::{kernel, weights};
+use chela_core::EngineError;
+use chela_kernels::{DType, Kernels};
+use chela_model::{LayerTensor, Model, ModelConfig, TensorData, TensorName};
+use std::sync::Arc;
+
+/// One decoder layer.
+pub struct LayerWeights<K: Kernels> {
+    /// Norm before attention `[H]`.
+    pub attn_norm: K::Buf,
+    /// Norm before the gated unit `[H]`.
+    pub mlp_norm: K::Buf,
+    /// q k v o gate up down, each `[out, in]`, in the order of [`crate::adapter::Target`].
+    pub linear: [K::Weight; 7],
+    /// Biases of q k v o, where the family has them.
+    pub bias: [Option<K::Buf>; 4],
+    /// Norms of each head of q and k `[D]`, where the family has them.
+    pub qk_norm: Option<(K::Buf, K::Buf)>,
+}
+
+/// All of them.
+pub struct BaseWeights<K: Kernels> {
+    /// Sizes and switches.
+    pub config: ModelConfig,
+    /// `[V, H]`
+    pub embed: K::Weight,
+    /// `[V, H]`, the embedding itself when tied.
+    pub head: K::Weight,
+    /// `[H]`
+    pub final_norm: K::Buf,
+    /// In order.
+    pub layers: Vec<LayerWeights<K>>,
+    /// Rotary frequencies `[D/2]` and the factor on cosines and sines.
+    pub rope: (Vec<f32>, f32),
+}
+
+impl<K: Kernels> BaseWeights<K> {
+    /// Reads a model's tensors one by one; each moves into the kernels without a second copy.
+    pub fn load(model: &Model, k: &K) -> Result<Self, EngineError> {
+        let config = model.config().clone();
+        let embed = matrix(model, k, TensorName::Embed)?;
+        let head = if config.tie_embeddings {
+            embed.clone()
+        } else {
+            matrix(model, k, TensorName::Head)?
+        };
+        let layers = (0..config.layers)
+            .map(|layer| load_layer(model, k, &config, layer))
+            .collect::<Result<_, _>>()?;
+        let rope = config.rope.inverse_frequencies(config.head_dim);
+        let final_norm = vector(model, k, TensorName::FinalNorm)?;
+        Ok(Self { config, embed, head, final_norm, layers, rope })
+    }
+}
+
+fn load_layer<K: Kernels>(
+    model: &Model,
+    k: &K,
+    config: &ModelConfig,
+    layer: usize,
+) -> Result<LayerWeights<K>, EngineError> {
+    use LayerTensor as L;
+    let m = |t| matrix(model, k, TensorName::Layer(layer, t));
+    let v = |t| vector(model, k, TensorName::Layer(layer, t));
+    let bias = |on: bool, t| if on { v(t).map(Some) } else { Ok(None) };
+    Ok(LayerWeights {
+        attn_norm: v(L::AttnNorm)?,
+        mlp_norm: v(L::MlpNorm)?,
+        linear: [m(L::Q)?, m(L::K)?, m(L::V)?, m(L::O)?, m(L::Gate)?, m(L::Up)?, m(L::Down)?],
+        bias: [
+            bias(config.qkv_bias, L::QBias)?,
+            bias(config.qkv_bias, L::KBias)?,
+            bias(config.qkv_bias, L::VBias)?,
+            bias(config.o_bias, L::OBias)?,
+        ],
+        qk_norm: if config.qk_norm { Some((v(L::QNorm)?, v(L::KNorm)?)) } else { None },
+    })
+}
+
+fn matrix<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Weight, EngineError> {
+    let tensor: TensorData = model.tensor(name).map_err(weights)?;
+    let [rows, cols] = tensor.shape;
+    let dtype = dtype(tensor.dtype);
+    k.weight(dtype, rows, cols, Arc::new(tensor.bytes)).map_err(kernel)
+}
+
+fn vector<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Buf, EngineError> {
+    let tensor = model.tensor(name).map_err(weights)?;
+    k.upload(&tensor.to_f32()).map_err(kernel)
+}
+
+fn dtype(dtype: chela_model::DType) -> DType {
+    use chela_model::DType as M;
+    match dtype {
+        M::F32 => DType::F32,
+        M::F16 => DType::F16,
+        M::BF16 => DType::BF16,
+        M::Q8_0 => DType::Q8_0,
+        M::Q4_0 => DType::Q4_0,
+        M::Q4_1 => DType::Q4_1,
+        M::Q4_K => DType::Q4_K,
+        M::Q5_K => DType::Q5_K,
+        M::Q6_K => DType::Q6_K,
+    }
+}

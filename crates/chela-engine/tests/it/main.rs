@@ -1,0 +1,7 @@
+//! Integration tests of the engine: golden numbers of an independent implementation, serving, learning.
+
+mod common;
+mod golden;
+mod learning;
+mod serving;
+mod starter;

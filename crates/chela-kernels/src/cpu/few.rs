@@ -1,0 +1,132 @@
+//! Products of a stored matrix with 1 to 16 rows, read block by block without a float copy.
+//!
+//! Every output number is one dot product summed in an order that depends on the row length alone,
+//! so a row's result is the same, bit for bit, whatever stands beside it.
+#![allow(unsafe_code)]
+
+use core::ops::Range;
+
+use super::CpuWeight;
+use super::simd::dot;
+use super::tiles::with_scratch;
+use crate::dtype::DType;
+use crate::quant;
+
+/// Rows of x that share a pass over the weight's tile.
+pub(crate) const FEW: usize = 16;
+
+/// Rows of activations inside a buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) count: usize,
+    pub(crate) width: usize,
+}
+
+impl<'a> Rows<'a> {
+    pub(crate) fn row(&self, i: usize) -> &'a [f32] {
+        &self.data[i * self.stride..][..self.width]
+    }
+
+    /// Rows from `first` on, at most `count`.
+    pub(crate) fn part(self, first: usize, count: usize) -> Self {
+        let count = count.min(self.count - first);
+        Self { data: &self.data[first * self.stride..], count, ..self }
+    }
+}
+
+/// Unpacks columns of one stored row with the fastest path there is.
+pub(crate) fn unpack(dtype: DType, row: &[u8], from: usize, out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if super::simd::has_avx2() {
+        // SAFETY: the features were just detected.
+        let done = unsafe { super::few_avx2::unpack(dtype, row, from, out) };
+        if done < out.len() {
+            quant::unpack(dtype, row, from + done, &mut out[done..]);
+        }
+        return;
+    }
+    quant::unpack(dtype, row, from, out);
+}
+
+/// Calls `put(row of x, row of w, dot product)` for all of `x` and `w_rows`.
+pub(crate) fn products(
+    weight: &CpuWeight,
+    w_rows: Range<usize>,
+    x: Rows<'_>,
+    put: impl FnMut(usize, usize, f32),
+) {
+    #[cfg(target_arch = "x86_64")]
+    if super::simd::has_avx2() {
+        return products_avx2(weight, w_rows, x, put);
+    }
+    products_portable(weight, w_rows, x, put);
+}
+
+/// Unpacks each row once and multiplies it with every row of x.
+pub(crate) fn products_portable(
+    weight: &CpuWeight,
+    w_rows: Range<usize>,
+    x: Rows<'_>,
+    mut put: impl FnMut(usize, usize, f32),
+) {
+    with_scratch(weight.cols(), |scratch| {
+        for n in w_rows {
+            quant::unpack(weight.dtype(), weight.row(n), 0, scratch);
+            for m in 0..x.count {
+                put(m, n, dot(scratch, x.row(m)));
+            }
+        }
+    });
+}
+
+#[cfg(target_arch = "x86_64")]
+fn products_avx2(
+    weight: &CpuWeight,
+    w_rows: Range<usize>,
+    x: Rows<'_>,
+    mut put: impl FnMut(usize, usize, f32),
+) {
+    use super::few_avx2::{self, MAX_M};
+    for first in (0..x.count).step_by(MAX_M) {
+        let part = x.part(first, MAX_M);
+        let together = few_avx2::rows_together(part.count);
+        for n in w_rows.clone().step_by(together) {
+            let count = together.min(w_rows.end - n);
+            let bytes = weight.row_span(n..n + count);
+            let rows = (bytes.as_ptr(), weight.row_bytes(), count);
+            // SAFETY: `products` detected the features; the rows' bytes were just borrowed and hold
+            // `cols` numbers each, which equals `x.width` (`linear` checks it).
+            let out = unsafe { few_avx2::products(weight.dtype(), rows, part) };
+            for (i, out) in out.iter().enumerate().take(count) {
+                for (m, value) in out.iter().enumerate().take(part.count) {
+                    put(first + m, n + i, value + tail(weight, n + i, part.row(m)));
+                }
+            }
+        }
+    }
+}
+
+/// What the last columns add, when they do not fill a group of 32 (plain types only).
+#[cfg(target_arch = "x86_64")]
+fn tail(weight: &CpuWeight, row: usize, x: &[f32]) -> f32 {
+    let whole = x.len() / quant::GROUP * quant::GROUP;
+    if whole == x.len() {
+        return 0.0;
+    }
+    let mut w = [0.0; quant::GROUP];
+    let w = &mut w[..x.len() - whole];
+    quant::unpack(weight.dtype(), weight.row(row), whole, w);
+    w.iter().zip(&x[whole..]).map(|(w, x)| w * x).sum()
+}
+
+/// Estimated nanoseconds per column of one weight row against `m` rows of x.
+pub(crate) fn cost_ns(dtype: Option<DType>, m: usize) -> f64 {
+    let unpack = match dtype {
+        Some(DType::F32) => 0.15,
+        Some(DType::F16 | DType::BF16) => 0.1,
+        _ => 0.06,
+    };
+    unpack + 0.03 * m as f64
+}

@@ -1,0 +1,193 @@
+//! Run-time choice of instruction set, and the scalar functions that vectorise under each of them.
+#![allow(unsafe_code)]
+
+/// Whether AVX2, FMA and F16C are there. The answer is cached by the standard library.
+#[inline]
+pub(crate) fn has_avx2() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("fma")
+            && std::arch::is_x86_feature_detected!("f16c")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// Name of the instruction set in use.
+pub(crate) fn isa_name() -> &'static str {
+    if has_avx2() { "AVX2" } else { "portable" }
+}
+
+/// Defines a function whose body is compiled twice, plain and for AVX2 with FMA, and chosen at run
+/// time. The body is written as loops over fixed lanes, which the compiler turns into vectors.
+macro_rules! simd_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn plain($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma,f16c")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    plain($($arg),*)
+                }
+                if $crate::cpu::simd::has_avx2() {
+                    // SAFETY: the features the callee is compiled for were just detected.
+                    return unsafe { avx2($($arg),*) };
+                }
+            }
+            plain($($arg),*)
+        }
+    };
+}
+pub(crate) use simd_fn;
+
+/// `exp(x)` within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN.
+///
+/// `x = n ln 2 + r`, a polynomial of `r` (Cephes), then `n` goes into the exponent.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
+    let z = x * core::f32::consts::LOG2_E + MAGIC;
+    let n = z - MAGIC;
+    let r = x - n * 0.693_359_4;
+    let r = r + n * 2.121_944_4e-4;
+    let p = 1.987_569_1e-4_f32;
+    let p = p * r + 1.398_2e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 5e-1;
+    let y = p * (r * r) + r + 1.0;
+    // Two factors, so that neither 2^128 nor 2^-127 is needed on its own.
+    let e = (z.to_bits() << 23) as i32 >> 23;
+    let half = e >> 1;
+    let two = |e: i32| f32::from_bits(((e + 127) << 23) as u32);
+    let y = y * two(half) * two(e - half);
+    let y = if x < -87.33 { 0.0 } else { y };
+    if x > 88.72 { f32::INFINITY } else { y }
+}
+
+/// Lanes of the fixed accumulators: two AVX2 registers.
+pub(crate) const LANES: usize = 16;
+
+/// Sums lanes in a fixed tree.
+#[inline(always)]
+pub(crate) fn fold(mut acc: [f32; LANES]) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            acc[i] += acc[i + width];
+        }
+        width /= 2;
+    }
+    acc[0]
+}
+
+/// Dot product in a fixed order that depends on the length only.
+#[inline(always)]
+pub(crate) fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
+    let mut acc = [0.0; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let (a_rest, b_rest) = (a_chunks.remainder(), b_chunks.remainder());
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for l in 0..LANES {
+            acc[l] += a[l] * b[l];
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    fold(acc) + rest
+}
+
+simd_fn! {
+    /// Dot product in a fixed order that depends on the length only.
+    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+        dot_lanes(a, b)
+    }
+}
+
+simd_fn! {
+    /// `y += alpha * x`
+    pub(crate) fn axpy(alpha: f32, x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += alpha * x;
+        }
+    }
+}
+
+simd_fn! {
+    /// Largest number; minus infinity for none.
+    pub(crate) fn max(x: &[f32]) -> f32 {
+        let mut acc = [f32::NEG_INFINITY; LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for c in chunks {
+            for l in 0..LANES {
+                acc[l] = if c[l] > acc[l] { c[l] } else { acc[l] };
+            }
+        }
+        let best = acc.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        rest.iter().copied().fold(best, f32::max)
+    }
+}
+
+simd_fn! {
+    /// `x = exp(scale * x - shift)`; returns the sum.
+    pub(crate) fn exp_sum(x: &mut [f32], scale: f32, shift: f32) -> f32 {
+        let mut acc = [0.0; LANES];
+        let mut chunks = x.chunks_exact_mut(LANES);
+        for c in &mut chunks {
+            for l in 0..LANES {
+                c[l] = exp(scale * c[l] - shift);
+                acc[l] += c[l];
+            }
+        }
+        let mut rest = 0.0;
+        for v in chunks.into_remainder() {
+            *v = exp(scale * *v - shift);
+            rest += *v;
+        }
+        fold(acc) + rest
+    }
+}
+
+simd_fn! {
+    /// `Σ exp(scale * x - shift)`
+    pub(crate) fn exp_total(x: &[f32], scale: f32, shift: f32) -> f32 {
+        let mut acc = [0.0; LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest: f32 = chunks.remainder().iter().map(|x| exp(scale * x - shift)).sum();
+        for c in chunks {
+            for l in 0..LANES {
+                acc[l] += exp(scale * c[l] - shift);
+            }
+        }
+        fold(acc) + rest
+    }
+}
+
+simd_fn! {
+    /// Sum in a fixed order.
+    pub(crate) fn sum(x: &[f32]) -> f32 {
+        let mut acc = [0.0; LANES];
+        let chunks = x.chunks_exact(LANES);
+        let rest: f32 = chunks.remainder().iter().sum();
+        for c in chunks {
+            for l in 0..LANES {
+                acc[l] += c[l];
+            }
+        }
+        fold(acc) + rest
+    }
+}
+
+simd_fn! {
+    /// Whether a number is NaN.
+    pub(crate) fn any_nan(x: &[f32]) -> bool {
+        x.iter().fold(false, |bad, x| bad | x.is_nan())
+    }
+}

@@ -1,0 +1,191 @@
+//! Attention over segments and over caches, and its gradients.
+
+use super::{Random, close};
+use crate::cpu::{Cpu, CpuBuf};
+use crate::ops::{AttentionSaved, Heads, Kernels, KvPiece, Qkv, QkvGrad};
+use crate::reference as plain;
+use crate::segments::Segment;
+
+const HEADS: Heads = Heads { q_heads: 6, kv_heads: 2, head_dim: 8, scale: 0.35 };
+
+/// A trunk of 5, two branches of 3 and 4, a leaf of 2 under the second.
+fn tree(window: Option<usize>) -> Vec<Segment> {
+    let segments = [
+        Segment::causal(0..5),
+        Segment::causal(5..8),
+        Segment::ancestor(5..8, 0..5, 5),
+        Segment::causal(8..12),
+        Segment::ancestor(8..12, 0..5, 5),
+        Segment::causal(12..14),
+        Segment::ancestor(12..14, 8..12, 4),
+        Segment::ancestor(12..14, 0..5, 9),
+    ];
+    segments.into_iter().map(|s| s.with_window(window)).collect()
+}
+
+fn cases() -> Vec<(&'static str, usize, usize, Vec<Segment>)> {
+    vec![
+        ("one token", 1, 1, vec![Segment::causal(0..1)]),
+        ("causal", 200, 200, vec![Segment::causal(0..200)]),
+        ("ragged", 90, 90, vec![Segment::causal(0..70), Segment::causal(70..90)]),
+        ("window", 150, 150, vec![Segment::causal(0..150).with_window(Some(9))]),
+        ("chunk", 10, 140, vec![Segment::chunk(0..10, 0..140).unwrap()]),
+        (
+            "chunk with window",
+            70,
+            300,
+            vec![Segment::chunk(0..70, 0..300).unwrap().with_window(Some(100))],
+        ),
+        ("tree", 14, 14, tree(None)),
+        ("tree with window", 14, 14, tree(Some(6))),
+    ]
+}
+
+struct Case {
+    q: CpuBuf,
+    k: CpuBuf,
+    v: CpuBuf,
+}
+
+fn inputs(random: &mut Random, rows: usize, keys: usize) -> Case {
+    let (q, kv) = (HEADS.q_heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
+    Case { q: random.buf(rows * q), k: random.buf(keys * kv), v: random.buf(keys * kv) }
+}
+
+#[test]
+fn attention_is_the_dense_softmax() {
+    let mut random = Random(40);
+    for threads in [1, 2] {
+        let cpu = Cpu::new(threads);
+        for (name, rows, keys, segments) in cases() {
+            println!("{name}");
+            let case = inputs(&mut random, rows, keys);
+            let mut out = cpu.zeros(case.q.0.len()).unwrap();
+            let mut lse = cpu.zeros(rows * HEADS.q_heads).unwrap();
+            let qkv = Qkv { q: &case.q, k: &case.k, v: &case.v };
+            cpu.attention(qkv, HEADS, &segments, &mut out, &mut lse).unwrap();
+            let wide = [&case.q, &case.k, &case.v].map(|b| plain::wide(&b.0));
+            let expected = plain::attention((&wide[0], &wide[1], &wide[2]), HEADS, &segments);
+            close(&out.0, &expected.0, 1e-5);
+            close(&lse.0, &expected.1, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_attention() {
+    let mut random = Random(41);
+    let cpu = Cpu::new(2);
+    let small = [
+        ("causal", 9, 9, vec![Segment::causal(0..9)]),
+        ("chunk", 3, 9, vec![Segment::chunk(0..3, 0..9).unwrap().with_window(Some(4))]),
+        ("tree", 14, 14, tree(None)),
+        ("tree with window", 14, 14, tree(Some(6))),
+    ];
+    for (name, rows, keys, segments) in small {
+        println!("{name}");
+        let case = inputs(&mut random, rows, keys);
+        let dout = random.buf(case.q.0.len());
+        let [dq, dk, dv] = gradients(&cpu, &case, &segments, &dout);
+        let wide = [&case.q, &case.k, &case.v].map(|b| plain::wide(&b.0));
+        let d = plain::wide(&dout.0);
+        let loss = |q: &[f64], k: &[f64], v: &[f64]| {
+            let out = plain::attention((q, k, v), HEADS, &segments).0;
+            out.iter().zip(&d).map(|(o, d)| o * d).sum::<f64>()
+        };
+        let [q, k, v] = &wide;
+        close(&dq, &plain::finite_difference(q, |q| loss(q, k, v)), 1e-5);
+        close(&dk, &plain::finite_difference(k, |k| loss(q, k, v)), 1e-5);
+        close(&dv, &plain::finite_difference(v, |v| loss(q, k, v)), 1e-5);
+    }
+}
+
+fn gradients(cpu: &Cpu, case: &Case, segments: &[Segment], dout: &CpuBuf) -> [Vec<f32>; 3] {
+    let rows = case.q.0.len() / (HEADS.q_heads * HEADS.head_dim);
+    let mut out = cpu.zeros(case.q.0.len()).unwrap();
+    let mut lse = cpu.zeros(rows * HEADS.q_heads).unwrap();
+    let qkv = Qkv { q: &case.q, k: &case.k, v: &case.v };
+    cpu.attention(qkv, HEADS, segments, &mut out, &mut lse).unwrap();
+    let mut dq = cpu.zeros(case.q.0.len()).unwrap();
+    let mut dk = cpu.zeros(case.k.0.len()).unwrap();
+    let mut dv = cpu.zeros(case.v.0.len()).unwrap();
+    let saved = AttentionSaved { out: &out, lse: &lse, dout };
+    let grad = QkvGrad { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+    cpu.attention_backward(qkv, HEADS, segments, saved, grad).unwrap();
+    [dq.0, dk.0, dv.0]
+}
+
+/// Blocks are longer than a finite-difference test can afford: a long text against the same text
+/// cut into segments (exact in both, computed in different blocks).
+#[test]
+fn gradients_do_not_depend_on_how_a_text_is_cut() {
+    let (cpu, mut random) = (Cpu::new(2), Random(42));
+    let rows = 300;
+    let case = inputs(&mut random, rows, rows);
+    let dout = random.buf(case.q.0.len());
+    let whole = gradients(&cpu, &case, &[Segment::causal(0..rows)], &dout);
+    let cut = [
+        Segment::causal(0..77),
+        Segment::ancestor(77..rows, 0..77, 77),
+        Segment::causal(77..rows),
+    ];
+    for (a, b) in whole.iter().zip(&gradients(&cpu, &case, &cut, &dout)) {
+        close(a, &plain::wide(b), 1e-5);
+    }
+    let window = |s: Segment| s.with_window(Some(50));
+    let whole = gradients(&cpu, &case, &[window(Segment::causal(0..rows))], &dout);
+    let cut: Vec<_> = cut.into_iter().map(window).collect();
+    for (a, b) in whole.iter().zip(&gradients(&cpu, &case, &cut, &dout)) {
+        close(a, &plain::wide(b), 1e-5);
+    }
+}
+
+#[test]
+fn decoding_over_caches_is_the_last_row_of_attention() {
+    let mut random = Random(43);
+    let (hq, hk, d) = (HEADS.q_heads, HEADS.kv_heads, HEADS.head_dim);
+    for window in [None, Some(7), Some(600)] {
+        let cpu = Cpu::new(2);
+        let lengths = [1_usize, 30, 700, 1100];
+        let caches: Vec<Case> = lengths.iter().map(|l| inputs(&mut random, 1, l + 4)).collect();
+        let q = random.buf(lengths.len() * hq * d);
+        // Each cache is read as two pieces, starting at row 2.
+        let pieces: Vec<Vec<KvPiece<'_, CpuBuf>>> = caches
+            .iter()
+            .zip(&lengths)
+            .map(|(c, l)| {
+                let piece = |at, len| KvPiece { k: &c.k, v: &c.v, at, len };
+                vec![piece(2, l / 3), piece(2 + l / 3, l - l / 3)]
+            })
+            .collect();
+        let views: Vec<_> = pieces.iter().map(Vec::as_slice).collect();
+        let mut out = random.buf(lengths.len() * hq * d);
+        cpu.attention_decode(&q, &views, HEADS, window, &mut out).unwrap();
+        for (s, (c, l)) in caches.iter().zip(&lengths).enumerate() {
+            let row = s * hq * d..(s + 1) * hq * d;
+            let rows = 2 * hk * d..(2 + l) * hk * d;
+            let wide = [&q.0[row.clone()], &c.k.0[rows.clone()], &c.v.0[rows]].map(plain::wide);
+            let segment = Segment::chunk(0..1, 0..*l).unwrap().with_window(window);
+            let expected = plain::attention((&wide[0], &wide[1], &wide[2]), HEADS, &[segment]);
+            close(&out.0[row.clone()], &expected.0, 1e-5);
+            // Alone, and in one piece, it is the same to the bit.
+            let alone = CpuBuf(q.0[row.clone()].to_vec());
+            let mut single = cpu.zeros(hq * d).unwrap();
+            let one = [KvPiece { k: &c.k, v: &c.v, at: 2, len: *l }];
+            cpu.attention_decode(&alone, &[&one], HEADS, window, &mut single).unwrap();
+            assert_eq!(single.0, out.0[row]);
+        }
+    }
+}
+
+#[test]
+fn ranges_outside_the_buffers_are_refused() {
+    let (cpu, mut random) = (Cpu::new(1), Random(44));
+    let case = inputs(&mut random, 4, 4);
+    let (mut out, mut lse) = (cpu.zeros(4 * 48).unwrap(), cpu.zeros(24).unwrap());
+    let qkv = Qkv { q: &case.q, k: &case.k, v: &case.v };
+    let wrong = [Segment::causal(0..5)];
+    assert!(cpu.attention(qkv, HEADS, &wrong, &mut out, &mut lse).is_err());
+    let piece = [KvPiece { k: &case.k, v: &case.v, at: 2, len: 3 }];
+    assert!(cpu.attention_decode(&case.q, &[&piece], HEADS, None, &mut out).is_err());
+}

@@ -1,0 +1,113 @@
+//! What the API's learning routes ask. Who owns what is checked here.
+
+mod feedback;
+mod policy;
+mod sessions;
+
+use crate::{export, rollout::Rollout};
+use chela_core::{
+    BoxFuture, Caller, ControlPlane, ExportRow, ExportStyle, Feedback, PolicyAction, PolicyView,
+    Profile, Refusal, Scope, SessionId, SessionRecord, StatusView, TurnId, TurnStory,
+};
+
+impl ControlPlane for Rollout {
+    fn feedback<'a>(
+        &'a self,
+        caller: &'a Caller,
+        feedback: Feedback,
+    ) -> BoxFuture<'a, Result<(TurnId, Option<f32>), Refusal>> {
+        Box::pin(self.take_feedback(caller, feedback))
+    }
+
+    fn start_session(
+        &self,
+        profile: Profile,
+        task: Option<String>,
+        key: Option<String>,
+    ) -> BoxFuture<'_, Result<(SessionId, String), Refusal>> {
+        Box::pin(self.start(profile, task, key))
+    }
+
+    fn set_reward<'a>(
+        &'a self,
+        caller: &'a Caller,
+        reward: f32,
+        turn: Option<TurnId>,
+    ) -> BoxFuture<'a, Result<TurnId, Refusal>> {
+        Box::pin(self.reward(caller, reward, turn))
+    }
+
+    fn end_session<'a>(&'a self, caller: &'a Caller) -> BoxFuture<'a, Result<u64, Refusal>> {
+        Box::pin(self.end_own(caller))
+    }
+
+    fn export(
+        &self,
+        session: &SessionId,
+        discount: f32,
+        style: ExportStyle,
+    ) -> Result<Vec<ExportRow>, Refusal> {
+        if !(0.0..=1.0).contains(&discount) {
+            return Err(Refusal::Invalid {
+                field: "discount".to_owned(),
+                message: format!("{discount} must be from 0 to 1"),
+            });
+        }
+        let record = self.find_session(None, session)?;
+        let stories = self.store.session_stories(&record.profile, &record.id)?;
+        Ok(export::rows(&stories, discount, style))
+    }
+
+    fn sessions(&self, caller: &Caller, limit: usize) -> Result<Vec<SessionRecord>, Refusal> {
+        self.visible_sessions(caller, limit)
+    }
+
+    fn session(
+        &self,
+        caller: &Caller,
+        session: &SessionId,
+    ) -> Result<(SessionRecord, Vec<TurnStory>), Refusal> {
+        let record = self.visible_session(caller, session)?;
+        let stories = self.store.session_stories(&record.profile, &record.id)?;
+        Ok((record, stories))
+    }
+
+    fn forget_session<'a>(
+        &'a self,
+        caller: &'a Caller,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<u64, Refusal>> {
+        Box::pin(self.forget(caller, session))
+    }
+
+    fn policy(&self, profile: &Profile) -> Result<PolicyView, Refusal> {
+        self.policy_view(profile)
+    }
+
+    fn steer(
+        &self,
+        profile: Profile,
+        action: PolicyAction,
+    ) -> BoxFuture<'_, Result<PolicyView, Refusal>> {
+        Box::pin(self.steered(profile, action))
+    }
+
+    fn status(&self, caller: &Caller) -> Result<StatusView, Refusal> {
+        self.status_view(caller)
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.store.health()?;
+        self.engine.health()
+    }
+}
+
+/// Session keys reach their session only; chat keys see and score nothing.
+pub(crate) fn may_see(caller: &Caller) -> Result<(), Refusal> {
+    if caller.session.is_none() && caller.scope < Scope::Feedback {
+        return Err(Refusal::Forbidden(
+            "this key may only chat; use one of scope feedback".to_owned(),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! Versions: seen, taken back, promoted, paused.
+
+use crate::rollout::Rollout;
+use chela_core::{
+    EngineError, Event, PolicyAction, PolicyVersion, PolicyView, Profile, Refusal, VersionRecord,
+    VersionState, Weights,
+};
+
+impl Rollout {
+    pub(crate) fn policy_view(&self, profile: &Profile) -> Result<PolicyView, Refusal> {
+        Ok(PolicyView {
+            profile: profile.clone(),
+            served: self.engine.served(profile).number,
+            paused: self.store.paused(profile)?,
+            versions: self.store.versions(profile)?,
+        })
+    }
+
+    pub(super) async fn steered(
+        &self,
+        profile: Profile,
+        action: PolicyAction,
+    ) -> Result<PolicyView, Refusal> {
+        let _one_at_a_time = self.steering.lock().await;
+        match action {
+            PolicyAction::Pause => {
+                let why = Some("paused by an operator".to_owned());
+                self.store.append(vec![Event::Paused { profile: profile.clone(), why }]).await?;
+            }
+            PolicyAction::Resume => {
+                self.store
+                    .append(vec![Event::Paused { profile: profile.clone(), why: None }])
+                    .await?;
+            }
+            PolicyAction::Rollback(target) => self.roll_back(&profile, target).await?,
+            PolicyAction::Promote(number) => self.promote(&profile, number).await?,
+        }
+        self.policy_view(&profile)
+    }
+
+    async fn roll_back(&self, profile: &Profile, target: Option<u64>) -> Result<(), Refusal> {
+        let versions = self.store.versions(profile)?;
+        let served = self.engine.served(profile);
+        let target = match target {
+            Some(number) => number,
+            None => versions
+                .iter()
+                .find(|v| v.version == served)
+                .map(|v| v.parent)
+                .ok_or_else(|| {
+                    Refusal::Conflict(format!(
+                        "profile {profile} serves the base model: there is nothing to go back to"
+                    ))
+                })?,
+        };
+        if target >= served.number {
+            return Err(Refusal::Conflict(format!(
+                "profile {profile} serves version {}: name an older one to go back to, or promote version {target}",
+                served.number
+            )));
+        }
+        let record = if target == 0 { None } else { Some(usable(&versions, profile, target)?) };
+        let version = PolicyVersion { profile: profile.clone(), number: target };
+        let states = vec![
+            Event::Version { version: version.clone(), state: VersionState::Served, receipt: None },
+            // After `Served`, which makes the one left merely superseded.
+            Event::Version {
+                version: served.clone(),
+                state: VersionState::RolledBack,
+                receipt: None,
+            },
+        ];
+        self.swap(&version, record, states).await
+    }
+
+    async fn promote(&self, profile: &Profile, number: u64) -> Result<(), Refusal> {
+        let versions = self.store.versions(profile)?;
+        if self.engine.served(profile).number == number {
+            return Err(Refusal::Conflict(format!(
+                "profile {profile} serves version {number} already"
+            )));
+        }
+        let version = PolicyVersion { profile: profile.clone(), number };
+        let record = if number == 0 { None } else { Some(usable(&versions, profile, number)?) };
+        let state = VersionState::Served;
+        let states = vec![Event::Version { version: version.clone(), state, receipt: None }];
+        self.swap(&version, record, states).await
+    }
+
+    /// The pointer, then the record; when that cannot be written, the pointer goes back.
+    async fn swap(
+        &self,
+        version: &PolicyVersion,
+        record: Option<&VersionRecord>,
+        states: Vec<Event>,
+    ) -> Result<(), Refusal> {
+        let before = self.engine.served(&version.profile);
+        match self.engine.serve(version) {
+            Ok(()) => {}
+            Err(EngineError::NotLoaded(_)) => {
+                let record = record.ok_or_else(|| {
+                    Refusal::Internal(format!("the engine does not know {version}"))
+                })?;
+                self.load(record).await?;
+                self.engine.serve(version)?;
+            }
+            Err(other) => return Err(other.into()),
+        }
+        if let Err(error) = self.store.append(states).await {
+            self.engine.serve(&before)?;
+            return Err(error.into());
+        }
+        tracing::info!(%before, now = %version, "another version is served");
+        Ok(())
+    }
+
+    /// Loads a checkpoint and makes sure that it is what was published then.
+    async fn load(&self, record: &VersionRecord) -> Result<(), Refusal> {
+        let version = &record.version;
+        let name = record.checkpoint.as_ref().ok_or_else(|| {
+            Refusal::Conflict(format!("version {version} has no checkpoint to load"))
+        })?;
+        let dir = self.config.data_dir.join(name);
+        if !dir.is_dir() {
+            return Err(Refusal::NotFound(format!(
+                "the checkpoint of version {version} is gone: {} is no folder",
+                dir.display()
+            )));
+        }
+        let hash = self.engine.load(version.clone(), Weights::Adapter(dir)).await?;
+        match &record.receipt {
+            Some(receipt) if receipt.weights_hash != hash => {
+                self.engine.unload(version);
+                Err(Refusal::Conflict(format!(
+                    "the checkpoint of version {version} is not what was published: its weights are {hash}, they were {}",
+                    receipt.weights_hash
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn usable<'a>(
+    versions: &'a [VersionRecord],
+    profile: &Profile,
+    number: u64,
+) -> Result<&'a VersionRecord, Refusal> {
+    let record = versions.iter().find(|v| v.version.number == number).ok_or_else(|| {
+        Refusal::NotFound(format!("profile {profile} has no version {number}"))
+    })?;
+    match &record.state {
+        VersionState::Rejected(why) => Err(Refusal::Conflict(format!(
+            "version {number} was never served: {why}"
+        ))),
+        _ => Ok(record),
+    }
+}

@@ -1,0 +1,122 @@
+//! How things stand, and why turns make no samples although learning is on.
+
+use crate::{
+    control::may_see,
+    rollout::Rollout,
+    session::live::locked,
+};
+use chela_core::{Caller, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind};
+use std::sync::atomic::Ordering;
+
+/// Reasons named in one notice.
+const REASONS: usize = 4;
+
+impl Rollout {
+    pub(crate) fn status_view(&self, caller: &Caller) -> Result<StatusView, Refusal> {
+        may_see(caller)?;
+        let all = caller.scope == Scope::Admin && caller.session.is_none();
+        let profiles = if all { self.store.profiles()? } else { vec![caller.profile.clone()] };
+        let counts = self.store.counts((!all).then_some(&caller.profile))?;
+        let profiles: Vec<PolicyView> =
+            profiles.iter().map(|p| self.policy_view(p)).collect::<Result<_, _>>()?;
+        let info = self.engine.info();
+        let failures = locked(&self.failures).clone();
+        let failing: Vec<(String, String)> = failures
+            .iter()
+            .filter_map(|(judge, f)| Some((judge.clone(), f.last.clone()?)))
+            .collect();
+        let health = self.store.health().err();
+        Ok(StatusView {
+            model: info.model,
+            context_length: info.context_length,
+            learning: self.config.learning,
+            notices: if self.config.learning {
+                notices(&counts, &profiles, self.judges.is_empty(), &failing, health)
+            } else {
+                Vec::new()
+            },
+            counts,
+            judging: self.judging.load(Ordering::Relaxed),
+            judge_errors: failures.into_iter().map(|(judge, f)| (judge, f.count)).collect(),
+            profiles,
+        })
+    }
+}
+
+/// One line for each thing that keeps turns from becoming samples.
+fn notices(
+    counts: &StoreCounts,
+    profiles: &[PolicyView],
+    no_judge: bool,
+    failing: &[(String, String)],
+    health: Option<String>,
+) -> Vec<String> {
+    let mut lines: Vec<String> = health.into_iter().collect();
+    lines.extend(no_main(counts));
+    if no_judge {
+        lines.push("no judge is configured: only explicit feedback trains".to_owned());
+    }
+    lines.extend(failing.iter().map(|(judge, why)| {
+        format!("judge {judge} fails: {why}; {} turns wait", counts.unjudged)
+    }));
+    lines.extend(profiles.iter().filter_map(|p| {
+        let why = p.paused.as_ref()?;
+        Some(format!("training of profile {} is paused: {why}", p.profile))
+    }));
+    lines
+}
+
+fn no_main(counts: &StoreCounts) -> Option<String> {
+    let total: u64 = counts.turns.iter().map(|(.., n)| n).sum();
+    let main: u64 =
+        counts.turns.iter().filter(|(kind, ..)| *kind == TurnKind::Main).map(|(.., n)| n).sum();
+    if total == 0 || main > 0 {
+        return None;
+    }
+    let mut reasons: Vec<(&str, u64)> =
+        counts.turns.iter().map(|(_, reason, n)| (reason.as_str(), *n)).collect();
+    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    let named: Vec<String> =
+        reasons.iter().take(REASONS).map(|(reason, n)| format!("{reason} ({n})")).collect();
+    Some(format!("0 of {total} turns were main: {}", named.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chela_core::Profile;
+
+    #[test]
+    fn the_lines_name_what_keeps_turns_from_training() {
+        let counts = StoreCounts {
+            turns: vec![
+                (TurnKind::Side, "X-Turn-Type: side".to_owned(), 10),
+                (TurnKind::Side, "model :side".to_owned(), 20),
+            ],
+            unjudged: 7,
+            ..StoreCounts::default()
+        };
+        let paused = PolicyView {
+            profile: Profile::default(),
+            served: 0,
+            paused: Some("KL budget".to_owned()),
+            versions: Vec::new(),
+        };
+        let failing = [("self".to_owned(), "time limit".to_owned())];
+        let lines = notices(&counts, &[paused], true, &failing, None);
+        assert_eq!(
+            lines,
+            [
+                "0 of 30 turns were main: model :side (20), X-Turn-Type: side (10)",
+                "no judge is configured: only explicit feedback trains",
+                "judge self fails: time limit; 7 turns wait",
+                "training of profile default is paused: KL budget",
+            ]
+        );
+        let fine = StoreCounts {
+            turns: vec![(TurnKind::Main, "default".to_owned(), 1)],
+            ..StoreCounts::default()
+        };
+        assert!(notices(&fine, &[], false, &[], None).is_empty());
+    }
+}

@@ -1,0 +1,73 @@
+//! Work that must outlive the request it came from (sealing a turn whose client left). The only place that spawns.
+
+use std::future::Future;
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+};
+
+/// Counts what is under way and can be waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct Counter(watch::Sender<usize>);
+
+/// Under way until dropped.
+#[derive(Debug)]
+pub(crate) struct Busy(watch::Sender<usize>);
+
+impl Counter {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(0))
+    }
+
+    pub(crate) fn enter(&self) -> Busy {
+        self.0.send_modify(|n| *n += 1);
+        Busy(self.0.clone())
+    }
+
+    /// Resolves when nothing is under way.
+    pub(crate) async fn idle(&self) {
+        // Cannot fail: the sender is ours and lives.
+        let _ = self.0.subscribe().wait_for(|n| *n == 0).await;
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n = n.saturating_sub(1));
+    }
+}
+
+/// The tracked tasks of one server.
+#[derive(Clone, Debug)]
+pub(crate) struct Tasks(Counter);
+
+impl Tasks {
+    pub(crate) fn new() -> Self {
+        Self(Counter::new())
+    }
+
+    /// Runs `work` to its end whatever becomes of the caller. The receiver fails only when there is no runtime any more.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> oneshot::Receiver<T> {
+        let (sender, receiver) = oneshot::channel();
+        let busy = self.0.enter();
+        match Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(async move {
+                    let _busy = busy;
+                    // Nobody waits any more when the client left: that is fine, the work is done.
+                    let _ = sender.send(work.await);
+                });
+            }
+            Err(error) => tracing::error!(%error, "the runtime is gone; work was lost"),
+        }
+        receiver
+    }
+
+    /// Resolves when every task is over.
+    pub(crate) async fn join(&self) {
+        self.0.idle().await;
+    }
+}
