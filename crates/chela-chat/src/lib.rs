@@ -1,1 +1,16 @@
-//! Turns a conversation into the exact tokens the policy reads, and tokens back into text and tool calls.
+//! Turns a conversation into the exact tokens the policy reads, and tokens back into text, reasoning and tool calls.
+//!
+//! Two promises: text that somebody typed never becomes a control token, and tokens that were sampled are never tokenized again.
+
+mod answer;
+mod chat;
+mod decode;
+mod encode;
+mod error;
+mod stop;
+mod template;
+
+pub use answer::{AnswerDelta, AnswerOptions, AnswerParser};
+pub use chat::{Chat, ChatParts, Rendered};
+pub use decode::TextDecoder;
+pub use error::ChatError;

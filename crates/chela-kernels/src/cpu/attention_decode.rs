@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use super::simd::{self, dot_lanes, simd_fn};
+use super::simd::{self, simd_fn};
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, equal, need};
 use crate::error::Result;
@@ -12,26 +12,100 @@ use crate::ops::{Heads, KvPiece};
 /// Keys that one tile looks at; fixed, so that a sequence's sums depend on its length alone.
 const CHUNK: usize = 512;
 
-simd_fn! {
-    /// `scores[h, j] = q[h] · k_j` for the heads of a group.
-    fn score_keys(q: &[f32], keys: &[f32], stride: usize, d: usize, scores: &mut [f32], n: usize, at: usize) {
-        for (j, key) in keys.chunks(stride).enumerate() {
-            for (h, q) in q.chunks_exact(d).enumerate() {
-                scores[h * n + at + j] = dot_lanes(q, &key[..d]);
-            }
-        }
+/// Keys that are read for every head of a group before the next ones: they stay in the first cache.
+const NEAR: usize = 64;
+
+/// One run of keys or values of one head: rows `stride` apart, numbers `at..` of the scores.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    rows: &'a [f32],
+    stride: usize,
+    at: usize,
+}
+
+impl<'a> Run<'a> {
+    /// Rows `j..` (at most `count`) as a run of their own.
+    fn part(self, j: usize, count: usize) -> Self {
+        let from = j * self.stride;
+        let to = self.rows.len().min(from + count * self.stride);
+        Self { rows: &self.rows[from..to], at: self.at + j, ..self }
+    }
+
+    fn count(&self) -> usize {
+        self.rows.len().div_ceil(self.stride)
     }
 }
 
 simd_fn! {
-    /// `out[h] += p[h, j] v_j`
-    fn add_values(p: &[f32], values: &[f32], stride: usize, d: usize, out: &mut [f32], n: usize, at: usize) {
-        for (j, value) in values.chunks(stride).enumerate() {
-            for (h, out) in out.chunks_exact_mut(d).enumerate() {
-                let p = p[h * n + at + j];
-                for (o, v) in out.iter_mut().zip(&value[..d]) {
-                    *o += p * v;
+    /// `scores[j] = q · k_j`
+    fn score_keys(q: &[f32], run: Run<'_>, scores: &mut [f32]) {
+        const WIDE: usize = 4;
+        let (d, count) = (q.len(), run.count());
+        let scores = &mut scores[run.at..run.at + count];
+        let whole = if d % 8 == 0 { count / WIDE * WIDE } else { 0 };
+        for j in (0..whole).step_by(WIDE) {
+            // Four keys at once, so that their sums over lanes are independent.
+            let mut acc = [[0.0_f32; 8]; WIDE];
+            let rows: [&[f32]; WIDE] =
+                core::array::from_fn(|i| &run.rows[(j + i) * run.stride..][..d]);
+            for c in (0..d).step_by(8) {
+                let q = &q[c..c + 8];
+                for (acc, row) in acc.iter_mut().zip(rows) {
+                    let row = &row[c..c + 8];
+                    for l in 0..8 {
+                        acc[l] += q[l] * row[l];
+                    }
                 }
+            }
+            for (score, acc) in scores[j..].iter_mut().zip(acc) {
+                *score = lanes(acc);
+            }
+        }
+        for j in whole..count {
+            let row = &run.rows[j * run.stride..][..d];
+            let mut acc = [0.0_f32; 8];
+            let (q_chunks, row_chunks) = (q.chunks_exact(8), row.chunks_exact(8));
+            let rest = q_chunks.remainder().iter().zip(row_chunks.remainder());
+            let rest: f32 = rest.map(|(q, k)| q * k).sum();
+            for (q, k) in q_chunks.zip(row_chunks) {
+                for l in 0..8 {
+                    acc[l] += q[l] * k[l];
+                }
+            }
+            scores[j] = lanes(acc) + rest;
+        }
+    }
+}
+
+/// Sums eight lanes in a fixed tree.
+#[inline(always)]
+fn lanes(a: [f32; 8]) -> f32 {
+    ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+}
+
+simd_fn! {
+    /// `out += Σ_j p[j] v_j`
+    fn add_values(p: &[f32], run: Run<'_>, out: &mut [f32]) {
+        const WIDE: usize = 64;
+        let p = &p[run.at..run.at + run.count()];
+        let d = out.len();
+        let whole = d / WIDE * WIDE;
+        for c in (0..whole).step_by(WIDE) {
+            // The sums stay in registers over all rows.
+            let mut acc = [0.0_f32; WIDE];
+            acc.copy_from_slice(&out[c..c + WIDE]);
+            for (j, p) in p.iter().enumerate() {
+                let row = &run.rows[j * run.stride + c..][..WIDE];
+                for l in 0..WIDE {
+                    acc[l] += p * row[l];
+                }
+            }
+            out[c..c + WIDE].copy_from_slice(&acc);
+        }
+        for (j, p) in p.iter().enumerate() {
+            let row = &run.rows[j * run.stride + whole..][..d - whole];
+            for (o, v) in out[whole..].iter_mut().zip(row) {
+                *o += p * v;
             }
         }
     }
@@ -113,30 +187,42 @@ fn decode_chunk(
     let stride = heads.kv_heads * d;
     let (out, sums) = slot.split_at_mut(group * d);
     with_scratch(group * n, |scores| {
-        let visit = |mut f: Box<dyn FnMut(&KvPiece<'_, CpuBuf>, Range<usize>, usize) + '_>| {
-            let mut start = 0;
-            for piece in pieces {
-                let (from, to) = (keys.start.max(start), keys.end.min(start + piece.len));
-                if from < to {
-                    let rows = piece.at + from - start..piece.at + to - start;
-                    let last = (rows.end - 1) * stride + (kv_head + 1) * d;
-                    f(piece, rows.start * stride + kv_head * d..last, from - keys.start);
-                }
-                start += piece.len;
+        for (piece, rows, at) in runs(pieces, &keys) {
+            let span = rows.start * stride + kv_head * d..(rows.end - 1) * stride + (kv_head + 1) * d;
+            let run = Run { rows: &piece.k.0[span], stride, at };
+            for j in (0..rows.len()).step_by(NEAR) {
+                let heads = q.chunks_exact(d).zip(scores.chunks_exact_mut(n));
+                heads.for_each(|(q, scores)| score_keys(q, run.part(j, NEAR), scores));
             }
-        };
-        visit(Box::new(|piece, range, at| {
-            score_keys(q, &piece.k.0[range], stride, d, scores, n, at);
-        }));
-        for (h, row) in scores.chunks_exact_mut(n).enumerate() {
-            let max = simd::max(row) * heads.scale;
-            sums[2 * h] = max;
-            sums[2 * h + 1] = simd::exp_sum(row, heads.scale, max);
         }
-        visit(Box::new(|piece, range, at| {
-            add_values(scores, &piece.v.0[range], stride, d, out, n, at);
-        }));
+        for (row, sums) in scores.chunks_exact_mut(n).zip(sums.chunks_exact_mut(2)) {
+            sums[0] = simd::max(row) * heads.scale;
+            sums[1] = simd::exp_sum(row, heads.scale, sums[0]);
+        }
+        for (piece, rows, at) in runs(pieces, &keys) {
+            let span = rows.start * stride + kv_head * d..(rows.end - 1) * stride + (kv_head + 1) * d;
+            let run = Run { rows: &piece.v.0[span], stride, at };
+            for j in (0..rows.len()).step_by(NEAR) {
+                let heads = scores.chunks_exact(n).zip(out.chunks_exact_mut(d));
+                heads.for_each(|(p, out)| add_values(p, run.part(j, NEAR), out));
+            }
+        }
     });
+}
+
+/// The parts of the pieces that hold keys `keys`: piece, its rows, and where they stand in `keys`.
+fn runs<'a>(
+    pieces: &'a [KvPiece<'a, CpuBuf>],
+    keys: &'a Range<usize>,
+) -> impl Iterator<Item = (&'a KvPiece<'a, CpuBuf>, Range<usize>, usize)> {
+    let mut start = 0;
+    pieces.iter().filter_map(move |piece| {
+        let (from, to) = (keys.start.max(start), keys.end.min(start + piece.len));
+        let first = start;
+        start += piece.len;
+        let rows = piece.at + from.checked_sub(first)?..piece.at + to.checked_sub(first)?;
+        (from < to).then(|| (piece, rows, from - keys.start))
+    })
 }
 
 /// Adds the chunks of each sequence in order.

@@ -79,6 +79,41 @@ unsafe fn half(p: *const u8) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
+/// Eight half-precision numbers.
+///
+/// # Safety
+/// 16 readable bytes at `p`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn half8(p: *const u8) -> __m256 {
+    // SAFETY: the caller's promise.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(p.cast()) })
+}
+
+/// Eight bfloat16 numbers: the upper halves of f32.
+///
+/// # Safety
+/// 16 readable bytes at `p`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn brain8(p: *const u8) -> __m256 {
+    // SAFETY: the caller's promise.
+    let x = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(p.cast()) });
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+}
+
+/// Eight signed bytes times `d`.
+///
+/// # Safety
+/// 8 readable bytes at `p`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn signed8(p: *const u8, d: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    let q = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(p.cast()) });
+    _mm256_mul_ps(_mm256_cvtepi32_ps(q), d)
+}
+
 struct F32;
 impl Unpack for F32 {
     const GROUPS: usize = 1;
@@ -87,7 +122,14 @@ impl Unpack for F32 {
     unsafe fn load(p: *const u8, _: usize) -> [__m256; 4] {
         let p = p.cast::<f32>();
         // SAFETY: 128 readable bytes by the caller's promise.
-        unsafe { [0, 8, 16, 24].map(|i| _mm256_loadu_ps(p.add(i))) }
+        unsafe {
+            [
+                _mm256_loadu_ps(p),
+                _mm256_loadu_ps(p.add(8)),
+                _mm256_loadu_ps(p.add(16)),
+                _mm256_loadu_ps(p.add(24)),
+            ]
+        }
     }
 }
 
@@ -98,7 +140,7 @@ impl Unpack for Half {
     #[inline(always)]
     unsafe fn load(p: *const u8, _: usize) -> [__m256; 4] {
         // SAFETY: 64 readable bytes by the caller's promise.
-        unsafe { [0, 16, 32, 48].map(|i| _mm256_cvtph_ps(_mm_loadu_si128(p.add(i).cast()))) }
+        unsafe { [half8(p), half8(p.add(16)), half8(p.add(32)), half8(p.add(48))] }
     }
 }
 
@@ -109,12 +151,7 @@ impl Unpack for Brain {
     #[inline(always)]
     unsafe fn load(p: *const u8, _: usize) -> [__m256; 4] {
         // SAFETY: 64 readable bytes by the caller's promise.
-        unsafe {
-            [0, 16, 32, 48].map(|i| {
-                let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(i).cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
-            })
-        }
+        unsafe { [brain8(p), brain8(p.add(16)), brain8(p.add(32)), brain8(p.add(48))] }
     }
 }
 
@@ -127,10 +164,7 @@ impl Unpack for Q8_0 {
         // SAFETY: 34 readable bytes by the caller's promise.
         unsafe {
             let d = _mm256_set1_ps(half(p));
-            [2, 10, 18, 26].map(|i| {
-                let q = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast()));
-                _mm256_mul_ps(_mm256_cvtepi32_ps(q), d)
-            })
+            [signed8(p.add(2), d), signed8(p.add(10), d), signed8(p.add(18), d), signed8(p.add(26), d)]
         }
     }
 }
@@ -250,11 +284,18 @@ impl Unpack for Q6K {
             let high = _mm256_slli_epi16::<4>(_mm256_and_si256(high, _mm256_set1_epi8(3)));
             let q = spread32(_mm256_or_si256(low, high));
             let d = half(p.add(208));
-            let scale = |i: usize| d * f32::from(p.add(192 + 2 * sub + i).cast::<i8>().read());
-            let (a, b) = (_mm256_set1_ps(scale(0)), _mm256_set1_ps(scale(1)));
-            let shift = _mm256_set1_ps(32.0);
-            let times = |q: __m256, s: __m256| _mm256_mul_ps(_mm256_sub_ps(q, shift), s);
-            [times(q[0], a), times(q[1], a), times(q[2], b), times(q[3], b)]
+            let scales = p.add(192 + 2 * sub).cast::<i8>();
+            let (a, b) = (d * f32::from(scales.read()), d * f32::from(scales.add(1).read()));
+            let [q0, q1, q2, q3] = q;
+            // 32 q is exact, so the shifted product is rounded once.
+            let (a, a_shift) = (_mm256_set1_ps(a), _mm256_set1_ps(-32.0 * a));
+            let (b, b_shift) = (_mm256_set1_ps(b), _mm256_set1_ps(-32.0 * b));
+            [
+                _mm256_fmadd_ps(q0, a, a_shift),
+                _mm256_fmadd_ps(q1, a, a_shift),
+                _mm256_fmadd_ps(q2, b, b_shift),
+                _mm256_fmadd_ps(q3, b, b_shift),
+            ]
         }
     }
 }

@@ -5,16 +5,11 @@
 use core::ops::Range;
 
 use super::few::{self, FEW, Rows};
-use super::matmul::{Operand, Plan, sgemm};
+use super::matmul::{Operand, Plan, TILE_N, sgemm, tile_rows};
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, CpuWeight, check_mat, check_mat_mut, equal, index, need};
 use crate::error::Result;
 use crate::ops::{Acc, Linear, Mat, MatMut, RowsMode};
-
-/// Rows of x in one tile of a product with many rows.
-const TILE_M: usize = 256;
-/// Columns (or rows) of a weight that a tile expands; with 2048 in the other direction 512 KiB.
-const TILE_W: usize = 64;
 
 /// One output of a group with its shapes checked.
 struct Output<'a> {
@@ -89,9 +84,8 @@ impl Cpu {
     }
 
     fn linear_many(&self, x: Rows<'_>, outputs: &[Output<'_>]) -> Result {
-        let blocks = x.count.div_ceil(TILE_M);
-        let tile_m = x.count.div_ceil(blocks).next_multiple_of(16);
-        let tiles = cut(outputs, |_| x.count.div_ceil(tile_m), TILE_W);
+        let tile_m = tile_rows(x.count, x.width);
+        let tiles = cut(outputs, |_| x.count.div_ceil(tile_m), TILE_N);
         self.run_tiles(tiles.len(), |t| {
             let (o, block, rows) = &tiles[t];
             let o = &outputs[*o];
@@ -140,11 +134,11 @@ impl Cpu {
             // SAFETY: all matrices were checked and `dx` is borrowed mutably.
             return unsafe { self.gemm_tiles(&plan) };
         }
-        let tile_m = m.div_ceil(m.div_ceil(TILE_M)).next_multiple_of(16);
-        let across = k.div_ceil(TILE_W);
+        let tile_m = tile_rows(m, n);
+        let across = k.div_ceil(TILE_N);
         self.run_tiles(m.div_ceil(tile_m) * across, |tile| {
-            let (r, c) = (tile / across * tile_m, tile % across * TILE_W);
-            let (rows, cols) = (tile_m.min(m - r), TILE_W.min(k - c));
+            let (r, c) = (tile / across * tile_m, tile % across * TILE_N);
+            let (rows, cols) = (tile_m.min(m - r), TILE_N.min(k - c));
             with_scratch(n * cols, |scratch| {
                 weight.unpack(0..n, c..c + cols, scratch);
                 let b = Operand::rows(scratch, cols);

@@ -79,17 +79,22 @@ pub(crate) unsafe fn sgemm(
     }
 }
 
-/// Multiply-adds of one tile: about 0.2 ms.
-const TILE_MACS: usize = 8 << 20;
+/// Columns of a tile, and its rows at a depth that keeps it at a few tenths of a millisecond. Tall
+/// tiles share the packing of B, which `gemm` does anew for each.
+pub(crate) const TILE_N: usize = 64;
+
+/// Rows of a tile of a product of depth `k` with `m` rows, as even as possible.
+pub(crate) fn tile_rows(m: usize, k: usize) -> usize {
+    let most = if k <= 1024 { 256 } else { 128 };
+    m.div_ceil(m.div_ceil(most).max(1)).next_multiple_of(16)
+}
 
 /// Rows and columns of the tiles of an `m x n` result over depth `k`.
-pub(crate) fn tile_shape(m: usize, n: usize, k: usize, threads: usize) -> (usize, usize) {
-    let area = (TILE_MACS / k.max(1)).max(256);
-    let share = (m * n / (threads * 2)).max(256);
-    let area = area.min(share);
-    let cols = n.min(256.max((area / m.max(1)).next_multiple_of(16)));
-    let rows = (area / cols.max(1)).max(16).next_multiple_of(16).min(m);
-    (rows.max(1), cols.max(1))
+fn tile_shape(m: usize, n: usize, k: usize) -> (usize, usize) {
+    let rows = tile_rows(m, k);
+    // A shallow product is cheap per element: wider tiles, so that handing them out costs little.
+    let cols = if k < 256 { TILE_N * (256 / k.max(16)) } else { TILE_N };
+    (rows.max(1), cols.min(n.max(1)))
 }
 
 /// Parts of a product shared by its tiles.
@@ -110,7 +115,7 @@ impl Cpu {
     /// As for [`sgemm`], over the whole product.
     pub(crate) unsafe fn gemm_tiles(&self, plan: &Plan) -> Result {
         let (m, n, k) = plan.size;
-        let (tm, tn) = tile_shape(m, n, k, self.pool().threads());
+        let (tm, tn) = tile_shape(m, n, k);
         let across = n.div_ceil(tn);
         self.run_tiles(m.div_ceil(tm) * across, |tile| {
             let (r, c) = (tile / across * tm, tile % across * tn);
