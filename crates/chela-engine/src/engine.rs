@@ -3,14 +3,15 @@
 use crate::{
     adapter::Adapter,
     error::weights,
-    learner::{LearnerOptions, LocalLearner},
-    request::{Reply, Scoring},
+    learners::Learning,
+    prefix::CacheKey,
+    request::Reply,
     scheduler::{Limits, Link, Order, Scheduler},
+    scoring::Scoring,
     weights::BaseWeights,
 };
 use chela_core::{
-    AdapterSpec, BoxFuture, Checkpoint, EngineError, EngineInfo, Learner, Learners, PolicyEngine,
-    PolicyRef, PolicyVersion, Profile, Prompt, Sampling, SamplingParams, Scored, Want, Weights,
+    BoxFuture, EngineError, EngineInfo, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt, Sampling, SamplingParams, Scored, Want, Weights,
 };
 use chela_kernels::{Cpu, Kernels};
 use chela_model::Model;
@@ -35,14 +36,16 @@ pub struct EngineOptions {
     pub model_name: String,
     /// Replies decoded together.
     pub concurrent: usize,
-    /// Bytes of kept prefixes.
+    /// Bytes of keys and values: of running requests, and with what they leave, of kept prefixes.
     pub prefix_bytes: usize,
+    /// Versions of one profile that stay in memory; loading one more lets go of the oldest that is not served.
+    pub resident_versions: usize,
     /// Part of the time that a learner at work gets while replies run.
     pub train_share: f64,
     /// Rows a learner runs together.
     pub train_rows: usize,
-    /// Learners run layers again on the way back instead of keeping activations.
-    pub recompute: bool,
+    /// Bytes of activations a learner keeps for the way back; a block that needs more runs its layers again instead.
+    pub activation_bytes: usize,
 }
 
 impl Default for EngineOptions {
@@ -53,29 +56,54 @@ impl Default for EngineOptions {
             concurrent: 16,
             prefix_bytes: 1 << 30,
             train_share: 0.1,
+            resident_versions: 8,
             train_rows: 768,
-            recompute: false,
+            activation_bytes: 4 << 30,
         }
     }
 }
 
-type Resident = HashMap<PolicyVersion, Arc<Adapter<<Cpu as Kernels>::Buf>>>;
+type CpuAdapter = Arc<Adapter<<Cpu as Kernels>::Buf>>;
 
 #[derive(Default)]
 struct Versions {
-    resident: Resident,
+    /// With the number of the load that brought it.
+    resident: HashMap<PolicyVersion, (u64, CpuAdapter)>,
     served: HashMap<Profile, PolicyVersion>,
+    loads: u64,
+}
+
+impl Versions {
+    /// Takes a version in, and lets go of its profile's oldest beyond `most` that are not served.
+    fn insert(&mut self, version: PolicyVersion, adapter: CpuAdapter, most: usize) {
+        self.loads += 1;
+        self.resident.insert(version.clone(), (self.loads, adapter));
+        let served = self.served.get(&version.profile).map(|v| v.number);
+        loop {
+            let of_profile = self.resident.keys().filter(|v| v.profile == version.profile);
+            let oldest = of_profile
+                .clone()
+                .filter(|v| **v != version && Some(v.number) != served)
+                .min()
+                .cloned();
+            match oldest {
+                Some(oldest) if of_profile.count() > most => self.resident.remove(&oldest),
+                _ => return,
+            };
+        }
+    }
 }
 
 /// The local engine. Cheap to share by `Arc`; dropping the last handle ends its thread.
 pub struct LocalEngine {
-    k: Cpu,
-    base: Arc<BaseWeights<Cpu>>,
+    pub(crate) k: Cpu,
+    pub(crate) base: Arc<BaseWeights<Cpu>>,
     info: EngineInfo,
-    options: EngineOptions,
+    pub(crate) options: EngineOptions,
     versions: Arc<RwLock<Versions>>,
-    training: Arc<AtomicUsize>,
+    pub(crate) training: Arc<AtomicUsize>,
     dead: Arc<Mutex<Option<String>>>,
+    pub(crate) learning: Learning,
     orders: Mutex<Sender<Order<Cpu>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -104,7 +132,7 @@ impl LocalEngine {
         let dead = Arc::new(Mutex::new(None));
         let limits = Limits {
             concurrent: options.concurrent.max(1),
-            prefix_bytes: options.prefix_bytes,
+            kv_bytes: options.prefix_bytes,
             train_share: options.train_share,
         };
         let link = Link { training: training.clone(), dead: dead.clone() };
@@ -122,6 +150,7 @@ impl LocalEngine {
             versions: Arc::default(),
             training,
             dead,
+            learning: Arc::default(),
             orders: Mutex::new(orders),
             thread: Mutex::new(Some(thread)),
         }))
@@ -171,22 +200,20 @@ impl LocalEngine {
         }
     }
 
-    #[allow(clippy::type_complexity)] // a version and its weights
-    fn pin(
-        &self,
-        policy: PolicyRef,
-    ) -> Result<(PolicyVersion, Option<Arc<Adapter<<Cpu as Kernels>::Buf>>>), EngineError> {
+    fn pin(&self, policy: PolicyRef) -> Result<(CacheKey, Option<CpuAdapter>), EngineError> {
         let version = match policy {
             PolicyRef::Base => PolicyVersion::base(Profile::default()),
             PolicyRef::Served(profile) => self.served(&profile),
             PolicyRef::Version(version) => version,
         };
         if version.number == 0 {
-            return Ok((version, None));
+            return Ok((CacheKey { version, load: 0 }, None));
         }
         let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
         match versions.resident.get(&version) {
-            Some(adapter) => Ok((version, Some(adapter.clone()))),
+            Some((load, adapter)) => {
+                Ok((CacheKey { version, load: *load }, Some(adapter.clone())))
+            }
             None => Err(EngineError::NotLoaded(version)),
         }
     }
@@ -225,10 +252,10 @@ impl LocalEngine {
             }
             self.check(named.ids())?;
         }
-        let (version, adapter) = self.pin(policy)?;
+        let (key, adapter) = self.pin(policy)?;
         let (answer, receiver) = oneshot::channel();
         let scoring =
-            Scoring { version, adapter, tokens, from, want, answer, cache: None, hidden: None };
+            Scoring { key, adapter, tokens, from, want, answer, cache: None, hidden: None };
         self.order(Order::Score(Box::new(scoring)))?;
         Ok(receiver)
     }
@@ -269,9 +296,9 @@ impl PolicyEngine for LocalEngine {
             return Err(EngineError::ContextLength { prompt: n, context });
         }
         let most = params.max_tokens.max(1).min(context - n);
-        let (version, adapter) = self.pin(policy)?;
+        let (key, adapter) = self.pin(policy)?;
         let (events, stream) = unbounded();
-        let reply = Reply::new(version, adapter, prompt.tokens, (params, most), events);
+        let reply = Reply::new(key, adapter, prompt.tokens, (params, most), events);
         self.order(Order::Sample(Box::new(reply)))?;
         Ok(Box::pin(stream))
     }
@@ -299,9 +326,10 @@ impl PolicyEngine for LocalEngine {
     ) -> BoxFuture<'static, Result<String, EngineError>> {
         let Weights::Adapter(dir) = weights;
         let (k, base, versions) = (self.k.clone(), self.base.clone(), self.versions.clone());
+        let most = self.options.resident_versions.max(1);
         let (answer, receiver) = oneshot::channel();
         let work = move || {
-            let _ = answer.send(load(&k, &base, &versions, (version, dir))); // nobody waits any more
+            let _ = answer.send(load(&k, &base, (&versions, most), (version, dir))); // nobody waits any more
         };
         let spawned =
             std::thread::Builder::new().name("chela-load".to_owned()).spawn(work).map(drop);
@@ -342,7 +370,7 @@ impl PolicyEngine for LocalEngine {
 fn load(
     k: &Cpu,
     base: &BaseWeights<Cpu>,
-    versions: &RwLock<Versions>,
+    (versions, most): (&RwLock<Versions>, usize),
     (version, dir): (PolicyVersion, PathBuf),
 ) -> Result<String, EngineError> {
     if version.number == 0 {
@@ -351,47 +379,6 @@ fn load(
     let adapter = Adapter::read(k, &base.config, &dir)?;
     let hash = adapter.hash(k)?;
     let mut versions = versions.write().unwrap_or_else(PoisonError::into_inner);
-    versions.resident.insert(version, Arc::new(adapter));
+    versions.insert(version, Arc::new(adapter), most);
     Ok(hash)
-}
-
-impl Learners for LocalEngine {
-    fn open(
-        &self,
-        _profile: &Profile,
-        spec: &AdapterSpec,
-        from: Option<&Checkpoint>,
-    ) -> Result<Box<dyn Learner>, EngineError> {
-        Ok(Box::new(self.learner(spec, from)?))
-    }
-}
-
-impl LocalEngine {
-    /// As [`Learners::open`], not boxed.
-    pub fn learner(
-        &self,
-        spec: &AdapterSpec,
-        from: Option<&Checkpoint>,
-    ) -> Result<LocalLearner<Cpu>, EngineError> {
-        let adapter = match from {
-            Some(checkpoint) => Adapter::read(&self.k, &self.base.config, &checkpoint.dir)?,
-            None => Adapter::fresh(&self.k, &self.base.config, spec)?,
-        };
-        let options = LearnerOptions {
-            base_model: self.info.model.clone(),
-            rows: self.options.train_rows,
-            recompute: self.options.recompute,
-        };
-        let mut learner = LocalLearner::new(
-            &self.k,
-            self.base.clone(),
-            adapter,
-            options,
-            self.training.clone(),
-        )?;
-        if let Some(checkpoint) = from {
-            learner.resume(&checkpoint.dir)?;
-        }
-        Ok(learner)
-    }
 }

@@ -41,6 +41,20 @@ impl<K: Kernels> KvCache<K> {
         self.layers.len() * 2 * self.capacity * self.width * 4
     }
 
+    /// Bytes that taking `more` tokens adds; 0 when they fit.
+    pub fn growth(&self, more: usize) -> usize {
+        (self.grown(more) - self.capacity) * self.layers.len() * 2 * self.width * 4
+    }
+
+    /// Capacity after taking `more` tokens.
+    fn grown(&self, more: usize) -> usize {
+        let needed = self.len + more;
+        if needed <= self.capacity {
+            return self.capacity;
+        }
+        needed.max(self.capacity + self.capacity / 2).next_multiple_of(64)
+    }
+
     /// A cache of its own with the first `len` tokens.
     pub fn prefix(&self, k: &K, len: usize, capacity: usize) -> Result<Self, EngineError> {
         let len = len.min(self.len);
@@ -53,12 +67,12 @@ impl<K: Kernels> KvCache<K> {
         Ok(copy)
     }
 
-    fn reserve(&mut self, k: &K, more: usize) -> Result<(), EngineError> {
-        let needed = self.len + more;
-        if needed <= self.capacity {
+    /// Makes room for `more` tokens.
+    pub fn reserve(&mut self, k: &K, more: usize) -> Result<(), EngineError> {
+        let capacity = self.grown(more);
+        if capacity == self.capacity {
             return Ok(());
         }
-        let capacity = needed.max(self.capacity + self.capacity / 2).next_multiple_of(64);
         let mut grown = self.prefix(k, self.len, capacity)?;
         std::mem::swap(self, &mut grown);
         Ok(())

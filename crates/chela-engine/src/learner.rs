@@ -30,8 +30,8 @@ pub struct LearnerOptions {
     pub base_model: String,
     /// Rows run together; bounds memory.
     pub rows: usize,
-    /// Run layers again on the way back instead of keeping activations.
-    pub recompute: bool,
+    /// Bytes of activations kept for the way back; a block that needs more runs its layers again instead.
+    pub activation_bytes: usize,
 }
 
 /// One profile's adapter in training.
@@ -167,7 +167,7 @@ impl<K: Kernels> LocalLearner<K> {
             base: &self.base,
             adapter: &self.adapter,
             block,
-            recompute: self.options.recompute,
+            recompute: Pass::activation_bytes(&self.base, block) > self.options.activation_bytes,
         }
     }
 
@@ -406,7 +406,10 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
         for range in self.blocks(batch) {
-            self.block_backward(batch, range, loss)?;
+            if let Err(error) = self.block_backward(batch, range, loss) {
+                self.clear()?; // half a batch must not reach a later step
+                return Err(error);
+            }
         }
         Ok(())
     }

@@ -9,10 +9,12 @@ mod engine;
 mod error;
 mod forward;
 mod learner;
+mod learners;
 mod prefix;
 mod request;
 mod rng;
 mod scheduler;
+mod scoring;
 mod training;
 mod weights;
 

@@ -1,52 +1,65 @@
-//! Keys and values of ended requests, kept for whoever continues or shares their text under the same version.
+//! Keys and values of ended requests, kept for whoever continues or shares their text under the same weights.
 
 use crate::{error::kernel, forward::KvCache};
 use chela_core::{EngineError, PolicyVersion, TokenId};
 use chela_kernels::Kernels;
 
+/// Which weights a cache was made with. A version that is loaded again counts as other weights, so that a cache of other
+/// numbers cannot be met.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CacheKey {
+    /// Profile and number.
+    pub version: PolicyVersion,
+    /// Which load of it; 0 for the base.
+    pub load: u64,
+}
+
 struct Stored<K: Kernels> {
-    version: PolicyVersion,
+    key: CacheKey,
     tokens: Vec<TokenId>,
     cache: KvCache<K>,
     used: u64,
 }
 
-/// Bounded by bytes; the least recently used goes first. The version is part of the key, so that a cache of other weights
-/// cannot be met.
+/// Bounded by bytes; the least recently used goes first.
 pub struct PrefixCache<K: Kernels> {
     stored: Vec<Stored<K>>,
-    budget: usize,
     bytes: usize,
     clock: u64,
 }
 
 /// Shorter common prefixes are not worth a copy.
-const SHORTEST: usize = 16;
+pub const SHORTEST: usize = 16;
 
 fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
-impl<K: Kernels> PrefixCache<K> {
-    /// Holds at most `budget` bytes.
-    pub fn new(budget: usize) -> Self {
-        Self { stored: Vec::new(), budget, bytes: 0, clock: 0 }
+impl<K: Kernels> Default for PrefixCache<K> {
+    fn default() -> Self {
+        Self {
+            stored: Vec::new(),
+            bytes: 0,
+            clock: 0,
+        }
     }
+}
 
-    /// A cache that begins with as much of `tokens[..most]` as is known under the version; `None` when that is not worth it. An
-    /// entry that is a prefix of the text is handed over when `take` is set, else copied.
+impl<K: Kernels> PrefixCache<K> {
+    /// A cache that begins with as much of `tokens` as is known under the key and has room for `capacity`; `None` when that is
+    /// not worth it. An entry that is a prefix of the text is handed over when `take` is set, else copied.
     pub fn find(
         &mut self,
         k: &K,
-        version: &PolicyVersion,
+        key: &CacheKey,
         tokens: &[TokenId],
-        take: bool,
+        (take, capacity): (bool, usize),
     ) -> Result<Option<KvCache<K>>, EngineError> {
         let best = self
             .stored
             .iter()
             .enumerate()
-            .filter(|(_, s)| &s.version == version)
+            .filter(|(_, s)| &s.key == key)
             .map(|(i, s)| (common(&s.tokens, tokens), i))
             .max();
         let Some((shared, index)) = best.filter(|(shared, _)| *shared >= SHORTEST) else {
@@ -59,29 +72,45 @@ impl<K: Kernels> PrefixCache<K> {
             return Ok(Some(stored.cache));
         }
         self.stored[index].used = self.clock;
-        let copy = self.stored[index].cache.prefix(k, shared, tokens.len() + 64)?;
-        Ok(Some(copy))
+        self.stored[index]
+            .cache
+            .prefix(k, shared, capacity)
+            .map(Some)
     }
 
-    /// Keeps an ended request's cache; `tokens` are those it holds.
-    pub fn keep(&mut self, version: PolicyVersion, mut tokens: Vec<TokenId>, cache: KvCache<K>) {
+    /// Keeps an ended request's cache; `tokens` are those it holds. Entries that it continues are let go.
+    pub fn keep(&mut self, key: CacheKey, mut tokens: Vec<TokenId>, cache: KvCache<K>) {
         tokens.truncate(cache.len());
-        if tokens.len() < SHORTEST || cache.bytes() > self.budget {
+        let known = |s: &Stored<K>| s.key == key && s.tokens.starts_with(&tokens);
+        if tokens.len() < SHORTEST || self.stored.iter().any(known) {
             return;
         }
+        self.stored
+            .retain(|s| s.key != key || !tokens.starts_with(&s.tokens));
         self.clock += 1;
-        self.bytes += cache.bytes();
-        self.stored.push(Stored { version, tokens, cache, used: self.clock });
-        while self.bytes > self.budget {
+        self.stored.push(Stored {
+            key,
+            tokens,
+            cache,
+            used: self.clock,
+        });
+        self.bytes = self.stored.iter().map(|s| s.cache.bytes()).sum();
+    }
+
+    /// Lets go of the least recently used until at most `budget` bytes are held.
+    pub fn shrink(&mut self, budget: usize) {
+        while self.bytes > budget {
             let oldest = self.stored.iter().enumerate().min_by_key(|(_, s)| s.used);
-            let Some(index) = oldest.map(|(i, _)| i) else { break };
+            let Some(index) = oldest.map(|(i, _)| i) else {
+                break;
+            };
             self.bytes -= self.stored.swap_remove(index).cache.bytes();
         }
     }
 
     /// Drops everything of a version.
     pub fn forget(&mut self, version: &PolicyVersion) {
-        self.stored.retain(|s| &s.version != version);
+        self.stored.retain(|s| &s.key.version != version);
         self.bytes = self.stored.iter().map(|s| s.cache.bytes()).sum();
     }
 }
@@ -94,6 +123,7 @@ pub fn row<K: Kernels>(
     width: usize,
 ) -> Result<K::Buf, EngineError> {
     let mut to = k.zeros(width).map_err(kernel)?;
-    k.copy(from, row * width, &mut to, 0, width).map_err(kernel)?;
+    k.copy(from, row * width, &mut to, 0, width)
+        .map_err(kernel)?;
     Ok(to)
 }

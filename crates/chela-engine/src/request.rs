@@ -1,12 +1,11 @@
 //! One request's own state: what was asked, where it stands, and how its next token is drawn.
 
-use crate::{adapter::Adapter, error::kernel, forward::KvCache, rng::Rng};
+use crate::{adapter::Adapter, error::kernel, forward::KvCache, prefix::CacheKey, rng::Rng};
 use chela_core::{
-    EngineError, FinishReason, Flow, PolicyVersion, Priority, SampledToken, SamplingEvent,
-    SamplingParams, Scored, TokenId, Want,
+    EngineError, FinishReason, Flow, SampledToken, SamplingEvent, SamplingParams, TokenId,
 };
 use chela_kernels::{Kernels, SamplePolicy, sample_row, token_logprob};
-use futures_channel::{mpsc::UnboundedSender, oneshot};
+use futures_channel::mpsc::UnboundedSender;
 use std::{collections::HashMap, sync::Arc};
 
 /// Below this temperature the likeliest token is taken.
@@ -16,8 +15,8 @@ const SHARP: f32 = 0.1;
 
 /// A reply being made.
 pub struct Reply<K: Kernels> {
-    /// Pinned at arrival.
-    pub version: PolicyVersion,
+    /// Version and load, pinned at arrival.
+    pub key: CacheKey,
     /// Its weights; kept alive by this request even when unloaded.
     pub adapter: Option<Arc<Adapter<K::Buf>>>,
     /// Prompt, then reply.
@@ -38,12 +37,23 @@ pub struct Reply<K: Kernels> {
     pub over: Option<Result<FinishReason, EngineError>>,
     counts: HashMap<TokenId, u32>,
     rng: Rng,
+    told: bool,
+}
+
+/// A request that nobody finished was lost with the engine's thread; its client must not wait, nor take it for complete.
+impl<K: Kernels> Drop for Reply<K> {
+    fn drop(&mut self) {
+        if !self.told {
+            let lost = EngineError::Stopped("the request was lost".to_owned());
+            let _ = self.events.unbounded_send(Err(lost)); // or the client has gone away
+        }
+    }
 }
 
 impl<K: Kernels> Reply<K> {
     /// A request that has arrived.
     pub fn new(
-        version: PolicyVersion,
+        key: CacheKey,
         adapter: Option<Arc<Adapter<K::Buf>>>,
         tokens: Vec<TokenId>,
         (params, most): (SamplingParams, usize),
@@ -51,7 +61,7 @@ impl<K: Kernels> Reply<K> {
     ) -> Self {
         let rng = Rng::new(params.seed);
         Self {
-            version,
+            key,
             adapter,
             prompt: tokens.len(),
             tokens,
@@ -63,6 +73,7 @@ impl<K: Kernels> Reply<K> {
             over: None,
             counts: HashMap::new(),
             rng,
+            told: false,
         }
     }
 
@@ -78,7 +89,7 @@ impl<K: Kernels> Reply<K> {
 
     /// Says that the prompt is read.
     pub fn started(&self) {
-        let version = self.version.clone();
+        let version = self.key.version.clone();
         let event = SamplingEvent::Started { version, cached_tokens: self.reused };
         let _ = self.events.unbounded_send(Ok(event)); // a client that went away is seen by `cancelled`
     }
@@ -99,7 +110,7 @@ impl<K: Kernels> Reply<K> {
             min_p: p.min_p,
         };
         let drawn = sample_row(logits, policy, self.rng.uniform()).map_err(|e| {
-            EngineError::NotFinite(format!("the logits of {}: {e}", self.version))
+            EngineError::NotFinite(format!("the logits of {}: {e}", self.key.version))
         })?;
         let logprob_t1 = match &plain {
             Some(plain) => token_logprob(plain, drawn.id, 1.0).map_err(kernel)?,
@@ -154,13 +165,16 @@ impl<K: Kernels> Reply<K> {
     }
 
     /// Says that the reply is over.
-    pub fn finish(self, reason: FinishReason) -> (PolicyVersion, Vec<TokenId>, Option<KvCache<K>>) {
+    pub fn finish(mut self, reason: FinishReason) -> (CacheKey, Vec<TokenId>, Option<KvCache<K>>) {
+        self.told = true;
         let _ = self.events.unbounded_send(Ok(SamplingEvent::Finished(reason)));
-        (self.version, self.tokens, self.cache)
+        let tokens = std::mem::take(&mut self.tokens);
+        (self.key.clone(), tokens, self.cache.take())
     }
 
     /// Says that the engine failed.
-    pub fn fail(self, error: EngineError) {
+    pub fn fail(mut self, error: EngineError) {
+        self.told = true;
         let _ = self.events.unbounded_send(Err(error));
     }
 }
@@ -181,31 +195,4 @@ fn top_logprobs(logits: &[f32], n: usize) -> Result<Vec<(TokenId, f32)>, EngineE
     ids.into_iter()
         .map(|id| Ok((id, token_logprob(logits, id, 1.0).map_err(kernel)?)))
         .collect()
-}
-
-/// A text being scored.
-pub struct Scoring<K: Kernels> {
-    /// Whose weights.
-    pub version: PolicyVersion,
-    /// The weights.
-    pub adapter: Option<Arc<Adapter<K::Buf>>>,
-    /// The text.
-    pub tokens: Vec<TokenId>,
-    /// First scored token.
-    pub from: usize,
-    /// What to compute.
-    pub want: Want,
-    /// To the caller.
-    pub answer: oneshot::Sender<Result<Scored, EngineError>>,
-    /// Keys and values; `None` until begun.
-    pub cache: Option<KvCache<K>>,
-    /// Hidden rows of scored positions `[N, H]`.
-    pub hidden: Option<K::Buf>,
-}
-
-impl<K: Kernels> Scoring<K> {
-    /// Who is served first.
-    pub fn priority(&self) -> Priority {
-        self.want.priority
-    }
 }

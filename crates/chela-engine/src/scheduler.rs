@@ -4,12 +4,13 @@
 use crate::{
     error::kernel,
     forward::{Item, KvCache, Workspace, forward, hidden_norm},
-    prefix::{PrefixCache, row},
-    request::{Reply, Scoring},
+    prefix::{CacheKey, PrefixCache, SHORTEST, row},
+    request::Reply,
+    scoring::{Scoring, advance},
     weights::BaseWeights,
 };
-use chela_core::{EngineError, FinishReason, PolicyVersion, Priority, Scored};
-use chela_kernels::{Kernels, Mat, Pairs, Priority as Rank};
+use chela_core::{EngineError, FinishReason, PolicyVersion, Priority};
+use chela_kernels::{Kernels, Mat, Priority as Rank};
 use std::{
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -21,8 +22,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Prompt tokens read between two decode steps; chunks end at multiples of it from the start of the text.
+/// Prompt tokens read between two decode steps; chunks end at multiples of it from the start of the text, whatever else runs: the
+/// last bits of a product of many rows depend on their number.
 const CHUNK: usize = 256;
+
+/// Where the chunk ends that begins after `done` of `total` tokens.
+pub fn chunk_end(done: usize, total: usize) -> usize {
+    ((done / CHUNK + 1) * CHUNK).min(total)
+}
 
 /// What the thread is told.
 pub enum Order<K: Kernels> {
@@ -41,8 +48,8 @@ pub enum Order<K: Kernels> {
 pub struct Limits {
     /// Replies decoded together.
     pub concurrent: usize,
-    /// Bytes of kept prefixes.
-    pub prefix_bytes: usize,
+    /// Bytes of keys and values: of what runs, and with what is left, of kept prefixes.
+    pub kv_bytes: usize,
     /// Part of the time that a learner at work gets while replies run.
     pub train_share: f64,
 }
@@ -72,7 +79,6 @@ pub struct Scheduler<K: Kernels> {
 impl<K: Kernels> Scheduler<K> {
     /// A thread's state with nothing to do.
     pub fn new(k: &K, base: Arc<BaseWeights<K>>, limits: Limits, link: Link) -> Self {
-        let prefixes = PrefixCache::new(limits.prefix_bytes);
         Self {
             k: k.with_priority(Rank::Serve),
             base,
@@ -81,7 +87,7 @@ impl<K: Kernels> Scheduler<K> {
             waiting: VecDeque::new(),
             running: Vec::new(),
             scoring: VecDeque::new(),
-            prefixes,
+            prefixes: PrefixCache::default(),
             decode_work: Workspace::default(),
             chunk_work: Workspace::default(),
         }
@@ -180,37 +186,85 @@ impl<K: Kernels> Scheduler<K> {
 
     fn drop_cancelled(&mut self) {
         self.waiting.retain(|r| !r.cancelled());
+        self.scoring.retain(|s| !s.answer.is_canceled());
         let (gone, on): (Vec<_>, Vec<_>) = self.running.drain(..).partition(Reply::cancelled);
         self.running = on;
         for reply in gone {
             self.end(reply, FinishReason::Aborted);
         }
-        self.scoring.retain(|s| !s.answer.is_canceled());
     }
 
     fn end(&mut self, reply: Reply<K>, reason: FinishReason) {
-        let (version, tokens, cache) = reply.finish(reason);
+        let (key, tokens, cache) = reply.finish(reason);
         if let Some(cache) = cache {
-            self.prefixes.keep(version, tokens, cache);
+            self.prefixes.keep(key, tokens, cache);
+            self.prefixes.shrink(self.limits.kv_bytes.saturating_sub(self.held()));
         }
     }
 
-    fn cache(&self) -> Result<KvCache<K>, EngineError> {
-        let c = &self.base.config;
-        KvCache::new(&self.k, c.layers, c.kv_heads * c.head_dim, 64)
+    /// Bytes of keys and values of all that runs.
+    fn held(&self) -> usize {
+        let replies = self.running.iter().filter_map(|r| r.cache.as_ref());
+        let texts = self.scoring.iter().filter_map(|s| s.cache.as_ref());
+        replies.chain(texts).map(KvCache::bytes).sum()
     }
 
+    /// Whether `more` bytes may be taken: kept prefixes give way; beyond the budget only for one text at a time, so that the
+    /// oldest always goes on and what is taken never exceeds the budget and one context.
+    fn room(&mut self, more: usize) -> bool {
+        let held = self.held();
+        if held > 0 && held + more > self.limits.kv_bytes {
+            return false;
+        }
+        self.prefixes.shrink(self.limits.kv_bytes.saturating_sub(held + more));
+        true
+    }
+
+    /// A cache that knows as much of `known` as is kept, with room for `capacity` tokens.
+    fn cache(
+        &mut self,
+        key: &CacheKey,
+        known: &[u32],
+        (take, capacity): (bool, usize),
+    ) -> Result<KvCache<K>, EngineError> {
+        let mut cache = match self.prefixes.find(&self.k, key, known, (take, capacity))? {
+            Some(cache) => cache,
+            None => {
+                let c = &self.base.config;
+                KvCache::new(&self.k, c.layers, c.kv_heads * c.head_dim, capacity)?
+            }
+        };
+        cache.reserve(&self.k, capacity - cache.len())?;
+        Ok(cache)
+    }
+
+    /// Bytes of a cache of so many tokens.
+    fn bytes(&self, tokens: usize) -> usize {
+        let c = &self.base.config;
+        tokens * c.layers * 2 * c.kv_heads * c.head_dim * 4
+    }
+
+    /// Lets requests in while lanes and memory last, users before judges, each kind in order of arrival. A quarter of the lanes
+    /// is kept for users, who would else wait for a judge's whole reply.
     fn admit(&mut self) -> Result<(), EngineError> {
-        while self.running.len() < self.limits.concurrent {
+        let lanes = self.limits.concurrent;
+        while self.running.len() < lanes {
             let next = self.waiting.iter().enumerate().min_by_key(|(i, r)| (r.params.priority, *i));
-            let Some(index) = next.map(|(i, _)| i) else { break };
+            let Some((index, reply)) = next else { break };
+            let user = reply.params.priority == Priority::User;
+            if !user && self.running.len() >= (lanes - lanes / 4).max(1) {
+                break;
+            }
+            let capacity = reply.tokens.len() + reply.most.min(64);
+            if !self.room(self.bytes(capacity)) {
+                break;
+            }
             let Some(mut reply) = self.waiting.remove(index) else { break };
             // The last token is always read anew: its row gives the first logits.
             let known = &reply.tokens[..reply.tokens.len() - 1];
-            let cache = match self.prefixes.find(&self.k, &reply.version, known, true)? {
-                Some(cache) => cache,
-                None => self.cache()?,
-            };
+            let beginning = &known[..known.len().min(SHORTEST)];
+            let sole = !self.waiting.iter().any(|w| w.key == reply.key && w.tokens.starts_with(beginning));
+            let cache = self.cache(&reply.key, known, (sole, capacity))?;
             reply.reused = cache.len();
             reply.cache = Some(cache);
             self.running.push(reply);
@@ -218,16 +272,38 @@ impl<K: Kernels> Scheduler<K> {
         Ok(())
     }
 
+    /// Indices of the replies that take a token now: all whose prompt is read, in order of arrival, but those that would have to
+    /// grow while memory is used up. The first may always.
+    fn chosen(&mut self) -> Vec<usize> {
+        let mut chosen = Vec::new();
+        let mut free = self.limits.kv_bytes.saturating_sub(self.held());
+        for (i, reply) in self.running.iter().enumerate().filter(|(_, r)| r.decoding()) {
+            let growth = reply.cache.as_ref().map_or(0, |c| c.growth(1));
+            if growth <= free || chosen.is_empty() {
+                free = free.saturating_sub(growth);
+                chosen.push(i);
+            }
+        }
+        self.prefixes.shrink(free);
+        chosen
+    }
+
     /// One token for every reply whose prompt is read. True when there was any.
     fn decode(&mut self) -> Result<bool, EngineError> {
-        let (k, base) = (&self.k, &self.base);
-        let mut chosen: Vec<&mut Reply<K>> =
-            self.running.iter_mut().filter(|r| r.decoding()).collect();
-        if chosen.is_empty() {
+        let indices = self.chosen();
+        if indices.is_empty() {
             return Ok(false);
         }
+        let (k, base) = (&self.k, &self.base);
+        let mut chosen: Vec<&mut Reply<K>> = self
+            .running
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| indices.contains(i))
+            .map(|(_, r)| r)
+            .collect();
         // Rows of one version stand together: their adapters run as one product.
-        chosen.sort_by(|a, b| a.version.cmp(&b.version));
+        chosen.sort_by(|a, b| a.key.cmp(&b.key));
         let lease = k.lease();
         let last: Vec<[u32; 1]> =
             chosen.iter().map(|r| [r.tokens.last().copied().unwrap_or(0)]).collect();
@@ -273,7 +349,7 @@ impl<K: Kernels> Scheduler<K> {
         let adapter = reply.adapter.clone();
         let Some(cache) = reply.cache.as_mut() else { return Ok(false) };
         let done = cache.len();
-        let end = ((done / CHUNK + 1) * CHUNK).min(reply.tokens.len());
+        let end = chunk_end(done, reply.tokens.len());
         let last = end == reply.tokens.len();
         let lease = (reply.params.priority == Priority::User).then(|| k.lease());
         let mut items = [Item { cache, tokens: &reply.tokens[done..end], adapter }];
@@ -288,28 +364,34 @@ impl<K: Kernels> Scheduler<K> {
         match reply.draw(&mut logits) {
             Ok(None) => {}
             Ok(Some(reason)) => {
-                let reply = self.running.swap_remove(at);
+                let reply = self.running.remove(at);
                 self.end(reply, reason);
             }
-            Err(error) => self.running.swap_remove(at).fail(error),
+            Err(error) => self.running.remove(at).fail(error),
         }
         Ok(true)
     }
 
     /// The next chunk of the text that is scored first. Behind replies that run, only one chunk a round.
     fn score_chunk(&mut self, replies_run: bool) -> Result<(), EngineError> {
-        let next = self.scoring.iter().enumerate().min_by_key(|(i, s)| (s.priority(), *i));
-        let Some(at) = next.map(|(i, _)| i) else { return Ok(()) };
+        let first = |all: &VecDeque<Scoring<K>>, begun: bool| {
+            let all = all.iter().enumerate().filter(|(_, s)| !begun || s.cache.is_some());
+            all.min_by_key(|(i, s)| (s.priority(), *i)).map(|(i, _)| i)
+        };
+        let Some(mut at) = first(&self.scoring, false) else { return Ok(()) };
+        let need = self.bytes(self.scoring[at].tokens.len());
+        if self.scoring[at].cache.is_none() && !self.room(need) {
+            // Memory comes back when what has begun ends.
+            let Some(begun) = first(&self.scoring, true) else { return Ok(()) };
+            at = begun;
+        }
         let Some(mut scoring) = self.scoring.remove(at) else { return Ok(()) };
-        let k = if replies_run { self.k.clone() } else { self.k.with_priority(Rank::Train) };
         if scoring.cache.is_none() {
             let known = &scoring.tokens[..scoring.from - 1];
-            let found = self.prefixes.find(&k, &scoring.version, known, false)?;
-            scoring.cache = Some(match found {
-                Some(cache) => cache,
-                None => self.cache()?,
-            });
+            let cache = self.cache(&scoring.key, known, (false, scoring.tokens.len()))?;
+            scoring.cache = Some(cache);
         }
+        let k = if replies_run { self.k.clone() } else { self.k.with_priority(Rank::Train) };
         match advance(&k, &self.base, &mut scoring, &mut self.chunk_work) {
             Ok(None) => self.scoring.push_front(scoring),
             Ok(Some(scored)) => {
@@ -322,71 +404,6 @@ impl<K: Kernels> Scheduler<K> {
         }
         Ok(())
     }
-}
-
-/// Reads one more chunk; the scores when the text is through.
-fn advance<K: Kernels>(
-    k: &K,
-    base: &BaseWeights<K>,
-    scoring: &mut Scoring<K>,
-    work: &mut Workspace<K>,
-) -> Result<Option<Scored>, EngineError> {
-    let width = base.config.hidden;
-    let rows = scoring.tokens.len() - scoring.from;
-    let adapter = scoring.adapter.clone();
-    let Some(cache) = scoring.cache.as_mut() else {
-        return Err(EngineError::Shape("scoring without a cache".to_owned()));
-    };
-    if scoring.hidden.is_none() {
-        scoring.hidden = Some(k.zeros(rows * width).map_err(kernel)?);
-    }
-    let total = scoring.tokens.len() - 1;
-    let done = cache.len();
-    let end = ((done / CHUNK + 1) * CHUNK).min(total);
-    let mut items = [Item { cache, tokens: &scoring.tokens[done..end], adapter }];
-    let x = forward(k, base, &mut items, work)?;
-    let first = scoring.from - 1; // row p predicts token p + 1
-    if let (Some(hidden), true) = (scoring.hidden.as_mut(), end > first) {
-        let from = done.max(first);
-        let (src, dst) = ((from - done) * width, (from - first) * width);
-        k.copy(x, src, hidden, dst, (end - from) * width).map_err(kernel)?;
-    }
-    if end < total {
-        return Ok(None);
-    }
-    let Some(hidden) = scoring.hidden.take() else { return Ok(None) };
-    head(k, base, scoring, &hidden, rows).map(Some)
-}
-
-fn head<K: Kernels>(
-    k: &K,
-    base: &BaseWeights<K>,
-    scoring: &Scoring<K>,
-    hidden: &K::Buf,
-    rows: usize,
-) -> Result<Scored, EngineError> {
-    let width = base.config.hidden;
-    let mut normed = k.zeros(rows * width).map_err(kernel)?;
-    k.rms_norm(hidden, &base.final_norm, hidden_norm(base, rows), &mut normed).map_err(kernel)?;
-    let want = &scoring.want;
-    let (ids, n) = match &want.candidates {
-        Some(named) => (named.ids(), named.k()),
-        None => (&scoring.tokens[scoring.from..], 1),
-    };
-    let pair_rows: Vec<u32> = (0..rows as u32).collect();
-    let temperatures = vec![1.0 / want.temperature; rows];
-    let pairs =
-        Pairs { rows: &pair_rows, inv_temperature: &temperatures, candidates: ids, k: n };
-    let ask = chela_kernels::Want { entropy: want.entropy, top_k: want.top_k };
-    let scores = k
-        .head_scores(&base.head, Mat::new(&normed, rows, width), pairs, ask)
-        .map_err(kernel)?;
-    Ok(Scored {
-        logprobs: scores.logprobs,
-        entropy: scores.entropy.filter(|_| want.entropy),
-        top: scores.top.map(|t| (t.ids, t.logprobs)),
-        values: None,
-    })
 }
 
 /// Logits `[rows, V]` of hidden rows that are not yet normed.

@@ -89,6 +89,15 @@ pub struct Pass<'a, K: Kernels> {
 }
 
 impl<K: Kernels> Pass<'_, K> {
+    /// What keeping every layer's activations takes.
+    pub fn activation_bytes(base: &BaseWeights<K>, block: &Block) -> usize {
+        let c = &base.config;
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let plain = if c.qk_norm { q + kv } else { 0 };
+        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + 2 * c.intermediate + plain;
+        4 * row * c.layers * block.rows()
+    }
+
     fn zeros(&self, width: usize) -> Result<K::Buf, EngineError> {
         self.k.zeros(self.block.rows() * width).map_err(kernel)
     }

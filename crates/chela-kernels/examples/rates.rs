@@ -23,13 +23,18 @@ fn best(mut call: impl FnMut() -> Result) -> Result<f64> {
 }
 
 fn floats(n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 7919) % 1000) as f32 / 1000.0 - 0.5).collect()
+    (0..n)
+        .map(|i| ((i * 7919) % 1000) as f32 / 1000.0 - 0.5)
+        .collect()
 }
 
 fn weight(cpu: &Cpu, dtype: DType, rows: usize, cols: usize) -> Result<CpuWeight> {
     let bytes = rows * dtype.row_bytes(cols)?;
     let bytes: Vec<u8> = match dtype {
-        DType::F32 => floats(rows * cols).iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DType::F32 => floats(rows * cols)
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
         // Scales of 0x1111 are small ordinary numbers.
         _ => vec![0x11; bytes],
     };
@@ -39,7 +44,13 @@ fn weight(cpu: &Cpu, dtype: DType, rows: usize, cols: usize) -> Result<CpuWeight
 fn few_rows(cpu: &Cpu) -> Result {
     println!("few rows: dtype, out x in, m: microseconds, GB/s of weight bytes, GFLOP/s");
     for (n, k) in [(1536, 576), (576, 1536), (49152, 576)] {
-        for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_1] {
+        for dtype in [
+            DType::F32,
+            DType::F16,
+            DType::Q8_0,
+            DType::Q4_0,
+            DType::Q4_1,
+        ] {
             few_rows_of(cpu, dtype, n, k)?;
         }
     }
@@ -103,50 +114,123 @@ fn lora(cpu: &Cpu) -> Result {
     println!("LoRA r 16, 1024 x 576 -> 1536: microseconds, GFLOP/s");
     let s = best(|| {
         let operands = (Mat::new(&x, m, k), Mat::new(&a, r, k));
-        cpu.matmul(Product::NT, 1.0, operands, MatMut::new(&mut low, m, r), Acc::Set)
+        cpu.matmul(
+            Product::NT,
+            1.0,
+            operands,
+            MatMut::new(&mut low, m, r),
+            Acc::Set,
+        )
     })?;
-    println!("  x A'     {:8.1} {:6.1}", s * 1e6, 2e-9 * (m * k * r) as f64 / s);
+    println!(
+        "  x A'     {:8.1} {:6.1}",
+        s * 1e6,
+        2e-9 * (m * k * r) as f64 / s
+    );
     let s = best(|| {
         let operands = (Mat::new(&low, m, r), Mat::new(&b, n, r));
-        cpu.matmul(Product::NT, 1.0, operands, MatMut::new(&mut y, m, n), Acc::Add)
+        cpu.matmul(
+            Product::NT,
+            1.0,
+            operands,
+            MatMut::new(&mut y, m, n),
+            Acc::Add,
+        )
     })?;
-    println!("  (xA') B' {:8.1} {:6.1}", s * 1e6, 2e-9 * (m * n * r) as f64 / s);
+    println!(
+        "  (xA') B' {:8.1} {:6.1}",
+        s * 1e6,
+        2e-9 * (m * n * r) as f64 / s
+    );
     let s = best(|| {
         let operands = (Mat::new(&low, m, r), Mat::new(&x, m, k));
-        cpu.matmul(Product::TN, 1.0, operands, MatMut::new(&mut da, r, k), Acc::Add)
+        cpu.matmul(
+            Product::TN,
+            1.0,
+            operands,
+            MatMut::new(&mut da, r, k),
+            Acc::Add,
+        )
     })?;
-    println!("  dA       {:8.1} {:6.1}", s * 1e6, 2e-9 * (m * k * r) as f64 / s);
+    println!(
+        "  dA       {:8.1} {:6.1}",
+        s * 1e6,
+        2e-9 * (m * k * r) as f64 / s
+    );
     let s = best(|| {
         let operands = (Mat::new(&y, m, n), Mat::new(&low, m, r));
-        cpu.matmul(Product::TN, 1.0, operands, MatMut::new(&mut db, n, r), Acc::Add)
+        cpu.matmul(
+            Product::TN,
+            1.0,
+            operands,
+            MatMut::new(&mut db, n, r),
+            Acc::Add,
+        )
     })?;
-    println!("  dB       {:8.1} {:6.1}", s * 1e6, 2e-9 * (m * n * r) as f64 / s);
+    println!(
+        "  dB       {:8.1} {:6.1}",
+        s * 1e6,
+        2e-9 * (m * n * r) as f64 / s
+    );
     Ok(())
 }
 
-const HEADS: Heads = Heads { q_heads: 9, kv_heads: 3, head_dim: 64, scale: 0.125 };
+const HEADS: Heads = Heads {
+    q_heads: 9,
+    kv_heads: 3,
+    head_dim: 64,
+    scale: 0.125,
+};
 
 fn attention(cpu: &Cpu) -> Result {
     let t = 1024;
     let (q, kv) = (t * 576, t * 192);
-    let (qb, kb, vb) =
-        (cpu.upload(&floats(q))?, cpu.upload(&floats(kv))?, cpu.upload(&floats(kv))?);
+    let (qb, kb, vb) = (
+        cpu.upload(&floats(q))?,
+        cpu.upload(&floats(kv))?,
+        cpu.upload(&floats(kv))?,
+    );
     let (mut out, mut lse) = (cpu.zeros(q)?, cpu.zeros(t * 9)?);
     let segments = [Segment::causal(0..t)];
-    let qkv = Qkv { q: &qb, k: &kb, v: &vb };
+    let qkv = Qkv {
+        q: &qb,
+        k: &kb,
+        v: &vb,
+    };
     let forward = best(|| cpu.attention(qkv, HEADS, &segments, &mut out, &mut lse))?;
     let (mut dq, mut dk, mut dv) = (cpu.zeros(q)?, cpu.zeros(kv)?, cpu.zeros(kv)?);
     let back = best(|| {
-        let saved = AttentionSaved { out: &out, lse: &lse, dout: &qb };
-        let grad = QkvGrad { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        let saved = AttentionSaved {
+            out: &out,
+            lse: &lse,
+            dout: &qb,
+        };
+        let grad = QkvGrad {
+            dq: &mut dq,
+            dk: &mut dk,
+            dv: &mut dv,
+        };
         cpu.attention_backward(qkv, HEADS, &segments, saved, grad)
     })?;
     let flops = 2.0 * (t * t * 576) as f64 / 1e9;
     println!("attention 1 x 1024, 9/3 heads of 64 (causal counted as half)");
-    println!("  forward  {:6.2} ms {:6.1} GFLOP/s", forward * 1e3, flops / forward);
-    println!("  backward {:6.2} ms {:6.1} GFLOP/s", back * 1e3, 2.5 * flops / back);
+    println!(
+        "  forward  {:6.2} ms {:6.1} GFLOP/s",
+        forward * 1e3,
+        flops / forward
+    );
+    println!(
+        "  backward {:6.2} ms {:6.1} GFLOP/s",
+        back * 1e3,
+        2.5 * flops / back
+    );
     for (sequences, len) in [(1, 128), (1, 1024), (8, 512)] {
-        let piece = [KvPiece { k: &kb, v: &vb, at: 0, len }];
+        let piece = [KvPiece {
+            k: &kb,
+            v: &vb,
+            at: 0,
+            len,
+        }];
         let caches = vec![&piece[..]; sequences];
         let s = best(|| cpu.attention_decode(&qb, &caches, HEADS, None, &mut out))?;
         println!("  decode {sequences} x {len}: {:7.1} us", s * 1e6);
@@ -160,7 +244,11 @@ fn out<'a>(
     m: usize,
     n: usize,
 ) -> Linear<'a, CpuWeight, CpuBuf> {
-    Linear { weight, bias: None, y: MatMut::new(y, m, n) }
+    Linear {
+        weight,
+        bias: None,
+        y: MatMut::new(y, m, n),
+    }
 }
 
 struct Layer {
@@ -189,12 +277,24 @@ fn decode(cpu: &Cpu, dtype: DType, head_type: DType) -> Result {
             .into_iter()
             .collect::<Result<Vec<CpuBuf>>>()?;
         let mut logits = cpu.zeros(m * vocab)?;
-        let piece = [KvPiece { k: &cache, v: &cache, at: 0, len: 128 }];
+        let piece = [KvPiece {
+            k: &cache,
+            v: &cache,
+            at: 0,
+            len: 128,
+        }];
         let caches = vec![&piece[..]; m];
-        let norm = Norm { rows: m, width: h, eps: 1e-5, plus_one: false };
+        let norm = Norm {
+            rows: m,
+            width: h,
+            eps: 1e-5,
+            plus_one: false,
+        };
         let s = best(|| {
             let _lease = cpu.lease();
-            let [n1, q, k, v, o, ao, gate, up, act, down] = &mut bufs[..] else { return Ok(()) };
+            let [n1, q, k, v, o, ao, gate, up, act, down] = &mut bufs[..] else {
+                return Ok(());
+            };
             for layer in &layers {
                 cpu.rms_norm(&x, &norm_w, norm, n1)?;
                 let [wq, wk, wv, wo] = &layer.attention;
@@ -216,7 +316,10 @@ fn decode(cpu: &Cpu, dtype: DType, head_type: DType) -> Result {
             cpu.logits(&head, Mat::new(&x, m, h), &mut logits)
         })?;
         let rate = m as f64 / s;
-        println!("  {dtype} with {head_type} head, {m} sequences: {rate:.0} tok/s ({:.2} ms)", s * 1e3);
+        println!(
+            "  {dtype} with {head_type} head, {m} sequences: {rate:.0} tok/s ({:.2} ms)",
+            s * 1e3
+        );
     }
     Ok(())
 }
@@ -250,11 +353,21 @@ fn main() -> Result {
         }
     }
     let mut logits = floats(49152);
-    let policy = SamplePolicy { top_p: 0.9, temperature: 0.8, ..SamplePolicy::default() };
+    let policy = SamplePolicy {
+        top_p: 0.9,
+        temperature: 0.8,
+        ..SamplePolicy::default()
+    };
     let s = best(|| {
-        logits.iter_mut().enumerate().for_each(|(i, z)| *z = ((i * 7919) % 997) as f32 / 80.0);
+        logits
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, z)| *z = ((i * 7919) % 997) as f32 / 80.0);
         sample_row(&mut logits, policy, 0.5).map(drop)
     })?;
-    println!("sample_row, 49152, top-p 0.9, filling included: {:.0} us", s * 1e6);
+    println!(
+        "sample_row, 49152, top-p 0.9, filling included: {:.0} us",
+        s * 1e6
+    );
     Ok(())
 }

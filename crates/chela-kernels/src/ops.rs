@@ -40,12 +40,24 @@ impl<B> Copy for Mat<'_, B> {}
 impl<'a, B> Mat<'a, B> {
     /// The first `rows` rows of a buffer of dense rows of `cols`.
     pub fn new(buf: &'a B, rows: usize, cols: usize) -> Self {
-        Self { buf, offset: 0, rows, cols, stride: cols }
+        Self {
+            buf,
+            offset: 0,
+            rows,
+            cols,
+            stride: cols,
+        }
     }
 
     /// `rows` dense rows from row `from` on.
     pub fn rows(buf: &'a B, from: usize, rows: usize, cols: usize) -> Self {
-        Self { buf, offset: from * cols, rows, cols, stride: cols }
+        Self {
+            buf,
+            offset: from * cols,
+            rows,
+            cols,
+            stride: cols,
+        }
     }
 }
 
@@ -67,12 +79,24 @@ pub struct MatMut<'a, B> {
 impl<'a, B> MatMut<'a, B> {
     /// The first `rows` rows of a buffer of dense rows of `cols`.
     pub fn new(buf: &'a mut B, rows: usize, cols: usize) -> Self {
-        Self { buf, offset: 0, rows, cols, stride: cols }
+        Self {
+            buf,
+            offset: 0,
+            rows,
+            cols,
+            stride: cols,
+        }
     }
 
     /// `rows` dense rows from row `from` on.
     pub fn rows(buf: &'a mut B, from: usize, rows: usize, cols: usize) -> Self {
-        Self { buf, offset: from * cols, rows, cols, stride: cols }
+        Self {
+            buf,
+            offset: from * cols,
+            rows,
+            cols,
+            stride: cols,
+        }
     }
 }
 
@@ -458,13 +482,7 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     // ---- rows ---------------------------------------------------------------------------------
 
     /// `y = x / sqrt(mean(x²) + eps) * w` (or `* (1 + w)`), `x, y [rows, width]`, `w [width]`.
-    fn rms_norm(
-        &self,
-        x: &Self::Buf,
-        w: &Self::Buf,
-        norm: Norm,
-        y: &mut Self::Buf,
-    ) -> Result;
+    fn rms_norm(&self, x: &Self::Buf, w: &Self::Buf, norm: Norm, y: &mut Self::Buf) -> Result;
     /// Gradients of [`Kernels::rms_norm`] from its input `x` and `dy [rows, width]`.
     fn rms_norm_backward(
         &self,

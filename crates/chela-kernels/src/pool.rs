@@ -121,7 +121,10 @@ impl Shared {
         let mut guard = lock(&self.sleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         while self.events.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
-            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self
+                .wake
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -142,7 +145,10 @@ impl Shared {
 
     fn find(&self) -> Option<(Arc<Job>, Priority)> {
         let find = |list: &Mutex<Vec<Arc<Job>>>| {
-            lock(list).iter().find(|job| !job.exhausted()).map(Arc::clone)
+            lock(list)
+                .iter()
+                .find(|job| !job.exhausted())
+                .map(Arc::clone)
         };
         if let Some(job) = find(&self.serve) {
             return Some((job, Priority::Serve));
@@ -177,7 +183,9 @@ pub struct Pool {
 
 impl core::fmt::Debug for Pool {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Pool").field("threads", &self.threads()).finish()
+        f.debug_struct("Pool")
+            .field("threads", &self.threads())
+            .finish()
     }
 }
 
@@ -199,7 +207,10 @@ impl Pool {
             .filter_map(|i| {
                 let shared = Arc::clone(&shared);
                 let name = format!("chela-kernel-{i}");
-                std::thread::Builder::new().name(name).spawn(move || shared.work()).ok()
+                std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || shared.work())
+                    .ok()
             })
             .collect();
         Self { shared, workers }
@@ -213,7 +224,9 @@ impl Pool {
     /// Keeps training from starting tiles until the lease is dropped.
     pub fn lease(&self) -> ServeLease {
         self.shared.enter_gate();
-        ServeLease { shared: Arc::clone(&self.shared) }
+        ServeLease {
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// Runs `task(0)` to `task(tiles - 1)`, in any order and in parallel, and returns when all are

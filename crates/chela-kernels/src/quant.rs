@@ -109,7 +109,11 @@ fn q5_k(block: &[u8], sub: usize, out: &mut [f32]) {
     let (d, m) = (half_at(block, 0) * s, half_at(block, 2) * m);
     let shift = 4 * (sub % 2);
     let high = &block[16..48];
-    for ((o, &q), &h) in out.iter_mut().zip(&block[48 + sub / 2 * 32..][..32]).zip(high) {
+    for ((o, &q), &h) in out
+        .iter_mut()
+        .zip(&block[48 + sub / 2 * 32..][..32])
+        .zip(high)
+    {
         *o = d * f32::from(((q >> shift) & 15) | (((h >> sub) & 1) << 4)) - m;
     }
 }

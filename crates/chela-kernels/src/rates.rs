@@ -31,7 +31,13 @@ pub fn measured_sgemm_gflops(cpu: &Cpu) -> Result<f64> {
     let mut c = cpu.zeros(N * N)?;
     let rate = best_rate(2.0 * (N * N * N) as f64, || {
         let operands = (Mat::new(&a, N, N), Mat::new(&b, N, N));
-        cpu.matmul(Product::NT, 1.0, operands, MatMut::new(&mut c, N, N), Acc::Set)
+        cpu.matmul(
+            Product::NT,
+            1.0,
+            operands,
+            MatMut::new(&mut c, N, N),
+            Acc::Set,
+        )
     })?;
     Ok(rate / 1e9)
 }

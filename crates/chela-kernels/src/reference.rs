@@ -24,7 +24,9 @@ pub(crate) fn matmul_nt(x: &[F], w: &[F], (m, n, k): (usize, usize, usize)) -> V
 }
 
 pub(crate) fn transpose(x: &[F], rows: usize, cols: usize) -> Vec<F> {
-    (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+    (0..rows * cols)
+        .map(|i| x[i % rows * cols + i / rows])
+        .collect()
 }
 
 /// One stored row as numbers, written from the description of the GGUF formats.
@@ -39,11 +41,19 @@ pub(crate) fn unpack_row(dtype: DType, row: &[u8], cols: usize) -> Vec<F> {
             DType::BF16 => out.push(bf16::from_le_bytes([b[0], b[1]]).to_f64()),
             DType::Q8_0 => out.extend((0..32).map(|i| half(b, 0) * F::from(b[2 + i] as i8))),
             DType::Q4_0 => out.extend((0..32).map(|i| {
-                let q = if i < 16 { b[2 + i] & 15 } else { b[2 + i - 16] >> 4 };
+                let q = if i < 16 {
+                    b[2 + i] & 15
+                } else {
+                    b[2 + i - 16] >> 4
+                };
                 half(b, 0) * (F::from(q) - 8.0)
             })),
             DType::Q4_1 => out.extend((0..32).map(|i| {
-                let q = if i < 16 { b[4 + i] & 15 } else { b[4 + i - 16] >> 4 };
+                let q = if i < 16 {
+                    b[4 + i] & 15
+                } else {
+                    b[4 + i - 16] >> 4
+                };
                 half(b, 0) * F::from(q) + half(b, 2)
             })),
             DType::Q4_K | DType::Q5_K => out.extend((0..256).map(|i| k_quant(dtype, b, i))),

@@ -23,7 +23,12 @@ pub struct SamplePolicy {
 
 impl Default for SamplePolicy {
     fn default() -> Self {
-        Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0 }
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+        }
     }
 }
 
@@ -45,7 +50,12 @@ pub fn token_logprob(logits: &[f32], id: u32, inv_temperature: f32) -> Result<f3
     let (_, max) = best(logits)?;
     let Some(z) = logits.get(id as usize) else {
         let (index, limit) = (id as usize, logits.len());
-        return Err(KernelError::Index { op: "token_logprob", what: "id", index, limit });
+        return Err(KernelError::Index {
+            op: "token_logprob",
+            what: "id",
+            index,
+            limit,
+        });
     };
     let sum = simd::exp_total(logits, inv_temperature, inv_temperature * max);
     Ok(inv_temperature * (z - max) - sum.ln())
@@ -63,7 +73,12 @@ pub fn sample_row(logits: &mut [f32], policy: SamplePolicy, uniform: f64) -> Res
     if t.is_nan() || t < GREEDY_BELOW {
         let logprob = -sum_t1.ln();
         let kept_mass = logprob.exp().max(f32::MIN_POSITIVE);
-        return Ok(Sampled { id: first, logprob, logprob_t1: logprob, kept_mass });
+        return Ok(Sampled {
+            id: first,
+            logprob,
+            logprob_t1: logprob,
+            kept_mass,
+        });
     }
     let inverse = 1.0 / t;
     let sum = simd::exp_sum(logits, inverse, inverse * max);
@@ -72,8 +87,17 @@ pub fn sample_row(logits: &mut [f32], policy: SamplePolicy, uniform: f64) -> Res
     // weight = exp((z - max) / T), so the logit is recovered as T ln(weight).
     let relative = weight.ln();
     let logprob_t1 = (relative * t - sum_t1.ln()).min(0.0);
-    let logprob = if t < LOGPROB_T1_BELOW { logprob_t1 } else { (relative - sum.ln()).min(0.0) };
-    Ok(Sampled { id, logprob, logprob_t1, kept_mass: kept })
+    let logprob = if t < LOGPROB_T1_BELOW {
+        logprob_t1
+    } else {
+        (relative - sum.ln()).min(0.0)
+    };
+    Ok(Sampled {
+        id,
+        logprob,
+        logprob_t1,
+        kept_mass: kept,
+    })
 }
 
 /// The first of the largest logits.
@@ -104,24 +128,53 @@ fn choose(w: &[f32], sum: f32, policy: SamplePolicy, uniform: f64) -> (u32, f32)
         return pick(w, &kept, sum, uniform);
     }
     // What lies below this weight holds less than 1 - top_p of the mass: no nucleus reaches it.
-    let nucleus = if cuts_p { (1.0 - policy.top_p.max(0.0)) * sum / w.len() as f32 } else { 0.0 };
-    let floor = nucleus.min(1.0).max(f32::MIN_POSITIVE);
-    let mut kept = if cuts_k { largest(w, policy.top_k) } else { at_least(w, floor) };
-    kept.sort_unstable_by(|a, b| order(w, *a, *b));
+    let nucleus = if cuts_p {
+        (1.0 - policy.top_p.max(0.0)) * sum / w.len() as f32
+    } else {
+        0.0
+    };
+    let floor = nucleus.clamp(f32::MIN_POSITIVE, 1.0);
+    let mut kept = if cuts_k {
+        largest(w, policy.top_k)
+    } else {
+        at_least(w, floor)
+    };
     if cuts_p {
         // The nucleus is taken of what top-k left.
-        let total: f64 = if cuts_k { mass(w, &kept) } else { f64::from(sum) };
-        let target = total * f64::from(policy.top_p.max(0.0));
-        let mut held = 0.0;
-        let count = kept.iter().position(|id| {
-            held += f64::from(w[*id as usize]);
-            held >= target
-        });
-        kept.truncate(count.map_or(kept.len(), |c| c + 1));
+        let total = if cuts_k {
+            mass(w, &kept)
+        } else {
+            f64::from(sum)
+        };
+        cut_to_nucleus(w, &mut kept, total * f64::from(policy.top_p.max(0.0)));
     }
-    let count = kept.partition_point(|id| w[*id as usize] >= policy.min_p.min(1.0));
-    kept.truncate(count.max(1));
+    // The likeliest token has weight 1.
+    let least = policy.min_p.min(1.0);
+    kept.retain(|id| w[*id as usize] >= least);
     pick(w, &kept, sum, uniform)
+}
+
+/// Keeps the likeliest ids that together reach `target`, at least one. Halves the candidates instead
+/// of sorting them: a flat distribution has tens of thousands.
+fn cut_to_nucleus(w: &[f32], ids: &mut Vec<u32>, target: f64) {
+    let (mut from, mut to, mut held) = (0, ids.len(), 0.0);
+    while to - from > 32 {
+        let half = (to - from) / 2;
+        ids[from..to].select_nth_unstable_by(half, |a, b| order(w, *a, *b));
+        let upper = mass(w, &ids[from..from + half]);
+        if held + upper >= target {
+            to = from + half;
+        } else {
+            held += upper;
+            from += half;
+        }
+    }
+    ids[from..to].sort_unstable_by(|a, b| order(w, *a, *b));
+    let last = ids[from..to].iter().position(|id| {
+        held += f64::from(w[*id as usize]);
+        held >= target
+    });
+    ids.truncate(last.map_or(to, |last| from + last + 1));
 }
 
 fn order(w: &[f32], a: u32, b: u32) -> core::cmp::Ordering {
@@ -184,7 +237,10 @@ fn pick(w: &[f32], kept: &[u32], sum: f32, uniform: f64) -> (u32, f32) {
         }
         left -= weight;
     }
-    (last, ((total / f64::from(sum)) as f32).clamp(f32::MIN_POSITIVE, 1.0))
+    (
+        last,
+        ((total / f64::from(sum)) as f32).clamp(f32::MIN_POSITIVE, 1.0),
+    )
 }
 
 /// The id at which the running sum passes `left`; the last possible one when rounding ate the rest.

@@ -27,20 +27,38 @@ pub struct Segment {
 impl Segment {
     /// One text of rows `rows` that attends to itself, each token to its past.
     pub fn causal(rows: Range<usize>) -> Self {
-        Self { q: rows.clone(), k: rows, offset: 0, causal: true, window: None }
+        Self {
+            q: rows.clone(),
+            k: rows,
+            offset: 0,
+            causal: true,
+            window: None,
+        }
     }
 
     /// The last `q.len()` tokens of a text whose keys are rows `k` (a chunk of a prefill).
     /// `None` when there are more queries than keys.
     pub fn chunk(q: Range<usize>, k: Range<usize>) -> Option<Self> {
         let offset = k.len().checked_sub(q.len())?;
-        Some(Self { q, k, offset, causal: true, window: None })
+        Some(Self {
+            q,
+            k,
+            offset,
+            causal: true,
+            window: None,
+        })
     }
 
     /// Tokens `q` that attend to all of an ancestor's tokens `k`, whose first one stands `offset`
     /// positions before the first query.
     pub fn ancestor(q: Range<usize>, k: Range<usize>, offset: usize) -> Self {
-        Self { q, k, offset, causal: false, window: None }
+        Self {
+            q,
+            k,
+            offset,
+            causal: false,
+            window: None,
+        }
     }
 
     /// The same with a sliding window.
@@ -52,7 +70,11 @@ impl Segment {
     /// The keys (relative to `k.start`) that query `i` (relative to `q.start`) sees.
     pub fn keys_of(&self, i: usize) -> Range<usize> {
         let position = self.offset + i;
-        let end = if self.causal { self.k.len().min(position + 1) } else { self.k.len() };
+        let end = if self.causal {
+            self.k.len().min(position + 1)
+        } else {
+            self.k.len()
+        };
         let start = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         start.min(end)..end
     }
@@ -63,7 +85,12 @@ pub fn check_segments(segments: &[Segment], q_rows: usize, k_rows: usize) -> Res
     for s in segments {
         for (what, range, limit) in [("query row", &s.q, q_rows), ("key row", &s.k, k_rows)] {
             if range.start > range.end || range.end > limit {
-                return Err(KernelError::Index { op: "attention", what, index: range.end, limit });
+                return Err(KernelError::Index {
+                    op: "attention",
+                    what,
+                    index: range.end,
+                    limit,
+                });
             }
         }
     }

@@ -13,6 +13,8 @@ pub enum TruncatedReplies {
     Exclude,
     /// They score −1.
     Bad,
+    /// They are judged and trained on like any other: for controls whose verdicts mean nothing.
+    Judged,
 }
 
 /// How sessions are followed and turns judged.

@@ -1,8 +1,6 @@
 //! Explicit rewards flow back along the branch: e_i = own_i + γ e_{i+1} (learning.md of the design, "Credit").
 
-use chela_core::{
-    SampleState, TurnId, TurnKind, TurnStory, Verdict, VerdictSource,
-};
+use chela_core::{SampleState, TurnId, TurnKind, TurnStory, Verdict, VerdictSource};
 use std::collections::HashMap;
 
 /// Name of the judge in verdicts that a later reward made.
@@ -79,7 +77,8 @@ pub fn flowing_back(stories: &[TurnStory], gamma: f32) -> Vec<(TurnId, Verdict)>
         .filter(|s| s.turn.kind == TurnKind::Main && s.mark.is_none() && !spent(s))
         .filter_map(|s| {
             let reward = *credit.get(&s.turn.id)?;
-            (reward.is_finite() && explicit(s) != Some(reward)).then(|| (s.turn.id, verdict(reward)))
+            (reward.is_finite() && explicit(s) != Some(reward))
+                .then(|| (s.turn.id, verdict(reward)))
         })
         .collect()
 }
@@ -94,3 +93,7 @@ fn verdict(reward: f32) -> Verdict {
         votes: Vec::new(),
     }
 }
+
+#[cfg(test)]
+#[path = "credit_tests.rs"]
+mod tests;

@@ -55,7 +55,10 @@ fn row(line: &[&TurnStory], credit: &HashMap<TurnId, f32>) -> ExportRow {
         logprobs: vec![0.0; input_ids.len()],
         versions: vec![-1; input_ids.len()],
         input_ids,
-        reward: credit.get(&last.id).copied().or_else(|| credit::standing_reward(line[0])),
+        reward: credit
+            .get(&last.id)
+            .copied()
+            .or_else(|| credit::standing_reward(line[0])),
         hints: line
             .iter()
             .rev()

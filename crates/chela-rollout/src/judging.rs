@@ -82,7 +82,9 @@ impl Rollout {
             let known = work.settling.len() + work.stuck.len();
             for open in self.store.open_verdicts(known + free + most)? {
                 // One verdict of a turn at a time, in their order.
-                if work.settling.len() == most { break }
+                if work.settling.len() == most {
+                    break;
+                }
                 if work.stuck.contains(&open.id) || !work.settling.insert(open.turn.id) {
                     continue;
                 }
@@ -90,15 +92,24 @@ impl Rollout {
             }
         }
         let now = Instant::now();
-        work.pauses.retain(|turn, (_, until)| *until > now || !work.judging.contains(turn));
+        // What is not asked about again was settled elsewhere or forgotten.
+        work.pauses
+            .retain(|_, (_, until)| *until + 2 * LONGEST_PAUSE > now);
         for turn in self.waiting(work)? {
-            if work.judging.len() >= most { break }
-            let paused = work.pauses.get(&turn).is_some_and(|(_, until)| *until > now);
+            if work.judging.len() >= most {
+                break;
+            }
+            let paused = work
+                .pauses
+                .get(&turn)
+                .is_some_and(|(_, until)| *until > now);
             if paused || !work.judging.insert(turn) {
                 continue;
             }
             self.judging.fetch_add(1, Ordering::Relaxed);
-            running.push(Box::pin(async move { Done::Judged(turn, self.judged(turn).await) }));
+            running.push(Box::pin(async move {
+                Done::Judged(turn, self.judged(turn).await)
+            }));
         }
         Ok(())
     }
@@ -136,7 +147,10 @@ impl Rollout {
                     }
                     Outcome::Delayed => {
                         let times = work.pauses.get(&turn).map_or(0, |(n, _)| *n);
-                        let pause = self.config.judge_backoff * 2u32.pow(times.min(10));
+                        let pause = self
+                            .config
+                            .judge_backoff
+                            .saturating_mul(2u32.pow(times.min(10)));
                         let until = Instant::now() + pause.min(LONGEST_PAUSE);
                         work.pauses.insert(turn, (times + 1, until));
                     }
@@ -148,7 +162,9 @@ impl Rollout {
     /// Judges one turn and writes what came out.
     async fn judged(&self, turn: TurnId) -> Outcome {
         let result = async {
-            let Some(story) = self.store.story(turn)? else { return Ok(Outcome::Settled) };
+            let Some(story) = self.store.story(turn)? else {
+                return Ok(Outcome::Settled);
+            };
             let events = match self.verdict(&story).await {
                 Ok(verdict) => self.verdict_events(turn, verdict),
                 Err(()) => return Ok(Outcome::Delayed),
@@ -169,21 +185,44 @@ impl Rollout {
         };
         let (id, at) = (self.store.next_verdict_id(), self.now());
         let void = verdict.reward.is_none() && verdict.hints.is_empty();
-        let mut events = vec![Event::Verdict { turn, id, verdict: Box::new(verdict), at }];
+        let mut events = vec![Event::Verdict {
+            turn,
+            id,
+            verdict: Box::new(verdict),
+            at,
+        }];
         if void {
             // The votes are kept for whoever wants to know why.
-            events.push(Event::NoSample { verdict: id, why: "no valid vote".to_owned() });
+            events.push(Event::NoSample {
+                verdict: id,
+                why: "no valid vote".to_owned(),
+            });
         }
         events
     }
 
     /// Validators, then judges in order. Inner `Err` = there will be no verdict, and why; outer = not now.
     async fn verdict(&self, story: &TurnStory) -> Result<Result<Verdict, String>, ()> {
-        match validators::validate(story, self.config.truncated) {
+        let cut = match validators::validate(story, self.config.truncated) {
+            Finding::Verdict(verdict) if story.turn.finish == FinishReason::Length => Some(verdict),
             Finding::Verdict(verdict) => return Ok(Ok(*verdict)),
             Finding::None(why) => return Ok(Err(why.to_owned())),
-            Finding::Ask => {}
+            Finding::Ask => None,
+        };
+        if let Some(mut certain) = cut {
+            // A cut reply is bad whatever is said of it, but the words that follow are still a hint.
+            if let Ok(said) = self.heard(story).await? {
+                certain.hints = said.hints;
+                certain.evidence = said.evidence;
+                certain.votes = said.votes;
+            }
+            return Ok(Ok(*certain));
         }
+        self.heard(story).await
+    }
+
+    /// The judges in order; the first with a verdict wins.
+    async fn heard(&self, story: &TurnStory) -> Result<Result<Verdict, String>, ()> {
         if self.judges.is_empty() {
             return Ok(Err("no judge is configured".to_owned()));
         }
@@ -239,15 +278,23 @@ impl Rollout {
     }
 
     async fn bound_backlog(&self) -> Result<(), StoreError> {
-        let waiting = self.store.unjudged(self.config.max_backlog.saturating_add(1000))?;
+        let waiting = self
+            .store
+            .unjudged(self.config.max_backlog.saturating_add(1000))?;
         let surplus = waiting.len().saturating_sub(self.config.max_backlog);
         if surplus == 0 {
             return Ok(());
         }
-        tracing::warn!(surplus, "giving up the oldest turns: the judges are too slow");
+        tracing::warn!(
+            surplus,
+            "giving up the oldest turns: the judges are too slow"
+        );
         let why = "the backlog of the judges is full";
         let given_up = waiting.into_iter().take(surplus);
-        let events = given_up.map(|turn| Event::NoVerdict { turn, why: why.to_owned() });
+        let events = given_up.map(|turn| Event::NoVerdict {
+            turn,
+            why: why.to_owned(),
+        });
         self.store.append(events.collect()).await
     }
 

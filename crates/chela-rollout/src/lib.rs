@@ -11,8 +11,8 @@ pub mod judges;
 mod judging;
 mod recorder;
 mod rollout;
-mod sampling;
 pub mod samples;
+mod sampling;
 pub mod session;
 mod status;
 pub mod validators;
@@ -21,6 +21,7 @@ pub mod validators;
 mod tests;
 
 pub use config::{RolloutConfig, TruncatedReplies};
+pub use control::session_key_hash;
 pub use judges::{
     command::CommandJudge,
     model::{ModelJudge, ModelJudgeConfig},

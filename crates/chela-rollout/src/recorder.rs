@@ -11,8 +11,8 @@ use crate::{
 };
 use chela_core::{
     Admission, BoxFuture, Caller, ChatRequest, Completion, DeclaredKind, Event, NextState,
-    PolicyVersion, Recorder, Refusal, ReusablePrefix, SessionId, SessionRecord, Turn, TurnId,
-    TurnKind, TurnMark, TurnStory,
+    PolicyVersion, Recorder, Refusal, ReusablePrefix, Segment, SessionId, SessionRecord, Turn,
+    TurnId, TurnKind, TurnMark, TurnStory,
 };
 
 const NO_PARENT: &str = "first turn";
@@ -62,16 +62,14 @@ impl Recorder for Rollout {
 }
 
 impl Rollout {
-    async fn admitted(
-        &self,
-        caller: &Caller,
-        request: &ChatRequest,
-    ) -> Result<Admission, Refusal> {
+    async fn admitted(&self, caller: &Caller, request: &ChatRequest) -> Result<Admission, Refusal> {
         let now = self.now();
         let (version, side_model) = self.version(caller, &request.model)?;
         let outline = Outline::of(&request.conversation);
         let placed = self.place(caller, request, &outline)?;
-        let turns = (0..request.choices.max(1)).map(|_| self.store.next_turn_id(now)).collect();
+        let turns = (0..request.choices.max(1))
+            .map(|_| self.store.next_turn_id(now))
+            .collect();
         let mut admission = Admission {
             turns,
             profile: caller.profile.clone(),
@@ -108,7 +106,8 @@ impl Rollout {
         if let Some(parent) = parent
             && admission.kind == TurnKind::Main
         {
-            self.append_next(&session, parent, request, &outline).await?;
+            self.append_next(&session, parent, request, &outline)
+                .await?;
         }
         Ok(admission)
     }
@@ -122,7 +121,11 @@ impl Rollout {
             Wanted::Pinned(number) => {
                 let version = PolicyVersion { profile, number };
                 let known = number == 0
-                    || self.store.versions(&version.profile)?.iter().any(|v| v.version == version);
+                    || self
+                        .store
+                        .versions(&version.profile)?
+                        .iter()
+                        .any(|v| v.version == version);
                 if !known {
                     return Err(Refusal::NotFound(format!(
                         "model {model}: profile {} has no version {number}",
@@ -147,7 +150,10 @@ impl Rollout {
             if record.as_ref().is_none_or(|r| r.ended.is_some()) {
                 return Err(Refusal::Gone(format!("session {id} of this key has ended")));
             }
-            return Ok(Placed { id: id.clone(), source: "session key".to_owned() });
+            return Ok(Placed {
+                id: id.clone(),
+                source: "session key".to_owned(),
+            });
         }
         if let Some(claim) = &request.hints.session {
             let id = SessionId::new(claim.id.as_str())?;
@@ -157,7 +163,10 @@ impl Rollout {
                     "session {id} belongs to a session key: send that key instead of its id"
                 )));
             }
-            return Ok(Placed { id, source: claim.source.to_owned() });
+            return Ok(Placed {
+                id,
+                source: claim.source.to_owned(),
+            });
         }
         let recent = self.live.recent(profile, self.config.recent_sessions)?;
         let mut best: Option<((usize, bool), SessionId)> = None;
@@ -166,14 +175,23 @@ impl Rollout {
             // Most recently used first: of equals the first one stays.
             if let Some(shared) = shared
                 && best.as_ref().is_none_or(|(s, _)| shared > *s)
-                && self.store.session(profile, &id)?.is_none_or(|r| r.key_hash.is_none())
+                && self
+                    .store
+                    .session(profile, &id)?
+                    .is_none_or(|r| r.key_hash.is_none())
             {
                 best = Some((shared, id));
             }
         }
         match best {
-            Some((_, id)) => Ok(Placed { id, source: "message prefix".to_owned() }),
-            None => Ok(Placed { id: new_session()?, source: "new".to_owned() }),
+            Some((_, id)) => Ok(Placed {
+                id,
+                source: "message prefix".to_owned(),
+            }),
+            None => Ok(Placed {
+                id: new_session()?,
+                source: "new".to_owned(),
+            }),
         }
     }
 
@@ -200,7 +218,11 @@ impl Rollout {
                 [turn.prompt.as_slice(), turn.reply.tokens()].concat()
             }
         };
-        Ok(Ok(ReusablePrefix { messages, tokens, ended }))
+        Ok(Ok(ReusablePrefix {
+            messages,
+            tokens,
+            ended,
+        }))
     }
 
     /// What followed the parent is durable before the request is answered.
@@ -216,14 +238,23 @@ impl Rollout {
             let turn = follow::addressee(turns, parent.id);
             let known = turns.iter().find(|t| t.id == turn);
             let recorded = known.map_or(&[][..], |t| t.next.as_slice());
-            (turn, follow::next_messages(recorded, &request.conversation.messages[begin..]))
+            (
+                turn,
+                follow::next_messages(recorded, &request.conversation.messages[begin..]),
+            )
         });
         if messages.is_empty() {
             return Ok(());
         }
         let keys: Vec<_> = messages.iter().map(normal::key).collect();
         let next = NextState { messages };
-        self.store.append(vec![Event::NextState { turn, next, at: self.now() }]).await?;
+        self.store
+            .append(vec![Event::NextState {
+                turn,
+                next,
+                at: self.now(),
+            }])
+            .await?;
         session.followed(turn, keys.into_iter());
         self.wake.notify_one();
         Ok(())
@@ -237,15 +268,24 @@ impl Rollout {
     ) -> Result<TurnId, Refusal> {
         let Some(&id) = admission.turns.get(completion.choice) else {
             let (choice, all) = (completion.choice, admission.turns.len());
-            return Err(Refusal::Internal(format!("choice {choice} of {all} was sealed")));
+            return Err(Refusal::Internal(format!(
+                "choice {choice} of {all} was sealed"
+            )));
         };
         if admission.private {
             return Ok(id);
         }
         let session = self.live.get(&admission.profile, &admission.session)?;
         let _gate = session.gate.lock().await;
+        let mut turn = self.turn(id, admission, request, completion);
+        let known = |parent| session.with_turns(|turns| turns.iter().any(|t| t.id == parent));
+        if !turn.parent.is_none_or(known) {
+            // The session was forgotten while this reply was sampled.
+            turn.parent = None;
+            turn.segment = Segment::Opened("history forgotten".to_owned());
+        }
         let story = TurnStory {
-            turn: self.turn(id, admission, request, completion),
+            turn,
             next: None,
             mark: None,
             no_verdict: None,
@@ -258,9 +298,10 @@ impl Rollout {
         let tokens = [turn.prompt.as_slice(), turn.reply.tokens()].concat();
         let mut events = self.reopening(admission)?;
         events.push(Event::Turn(Box::new(turn)));
-        events.extend(
-            superseded.iter().map(|t| Event::Mark { turn: *t, mark: TurnMark::Superseded }),
-        );
+        events.extend(superseded.iter().map(|t| Event::Mark {
+            turn: *t,
+            mark: TurnMark::Superseded,
+        }));
         self.store.append(events).await?;
         session.add(known, tokens, &superseded);
         if request.hints.session_done && self.all_sealed(&session, admission) {
@@ -303,7 +344,11 @@ impl Rollout {
         Ok(match record {
             Some(record) if record.ended.is_some() && record.key_hash.is_none() => {
                 let last_active = self.now();
-                vec![Event::SessionOpened(SessionRecord { ended: None, last_active, ..record })]
+                vec![Event::SessionOpened(SessionRecord {
+                    ended: None,
+                    last_active,
+                    ..record
+                })]
             }
             _ => Vec::new(),
         })
@@ -311,7 +356,10 @@ impl Rollout {
 
     fn all_sealed(&self, session: &LiveSession, admission: &Admission) -> bool {
         session.with_turns(|turns| {
-            admission.turns.iter().all(|id| turns.iter().any(|t| t.id == *id))
+            admission
+                .turns
+                .iter()
+                .all(|id| turns.iter().any(|t| t.id == *id))
         })
     }
 

@@ -81,7 +81,9 @@ impl Rollout {
     }
 
     pub(crate) fn story(&self, turn: TurnId) -> Result<TurnStory, Refusal> {
-        self.store.story(turn)?.ok_or_else(|| Refusal::NotFound(format!("{turn} is not known here")))
+        self.store
+            .story(turn)?
+            .ok_or_else(|| Refusal::NotFound(format!("{turn} is not known here")))
     }
 
     pub(crate) fn note_failure(&self, judge: &str, why: &str) {
@@ -112,11 +114,16 @@ impl Rollout {
         }];
         let session = self.live.get(&record.profile, &record.id)?;
         let left = session.with_turns(follow::abandoned);
-        events.extend(left.into_iter().map(|turn| Event::Mark { turn, mark: TurnMark::Abandoned }));
+        events.extend(left.into_iter().map(|turn| Event::Mark {
+            turn,
+            mark: TurnMark::Abandoned,
+        }));
         if record.key_hash.is_some() {
             let stories = self.store.session_stories(&record.profile, &record.id)?;
             let rewarded = |s: &TurnStory| {
-                s.verdicts.iter().any(|(_, v, _)| v.source == VerdictSource::Explicit)
+                s.verdicts
+                    .iter()
+                    .any(|(_, v, _)| v.source == VerdictSource::Explicit)
             };
             if stories.iter().any(rewarded) {
                 let flowing = credit::flowing_back(&stories, self.config.turn_discount);
@@ -154,7 +161,9 @@ impl Rollout {
         let mut found: Option<SessionRecord> = None;
         for profile in self.store.profiles()? {
             if let Some(record) = self.store.session(&profile, id)?
-                && found.as_ref().is_none_or(|f| record.last_active > f.last_active)
+                && found
+                    .as_ref()
+                    .is_none_or(|f| record.last_active > f.last_active)
             {
                 found = Some(record);
             }

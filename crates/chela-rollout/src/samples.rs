@@ -34,7 +34,9 @@ pub fn plan(story: &TurnStory, id: VerdictId, verdict: &Verdict, config: &Rollou
     if let Some(why) = outranked(story, id, verdict.source) {
         return no(why);
     }
-    let hint = votes::usable_hints(&verdict.hints, config.max_hints).into_iter().next();
+    let hint = votes::usable_hints(&verdict.hints, config.max_hints)
+        .into_iter()
+        .next();
     // "It should have said …" without a score leaves the score that stands.
     let reward = match verdict.source {
         VerdictSource::Explicit => verdict.reward.or_else(|| credit::standing_reward(story)),
@@ -67,8 +69,9 @@ fn untrainable(
         // A cut reply is never a success; it may be a failure when a person says so or the configuration does.
         FinishReason::Length => {
             let bad = reward.is_some_and(|r| r < 0.0);
-            let may = config.truncated == TruncatedReplies::Bad || source == VerdictSource::Explicit;
-            if !(bad && may) {
+            let may =
+                config.truncated == TruncatedReplies::Bad || source == VerdictSource::Explicit;
+            if !(bad && may) && config.truncated != TruncatedReplies::Judged {
                 return Some("truncated".to_owned());
             }
         }
@@ -82,19 +85,21 @@ fn untrainable(
 }
 
 /// A greater voice stands on the turn, or the same one spoke again since.
-pub fn outranked(
-    story: &TurnStory,
-    id: VerdictId,
-    source: VerdictSource,
-) -> Option<&'static str> {
+pub fn outranked(story: &TurnStory, id: VerdictId, source: VerdictSource) -> Option<&'static str> {
     let later = story.verdicts.iter().any(|(other, v, why)| {
-        *other > id && v.source >= source && why.is_none() && (v.reward.is_some() || !v.hints.is_empty())
+        *other > id
+            && v.source >= source
+            && why.is_none()
+            && (v.reward.is_some() || !v.hints.is_empty())
     });
     if later {
         return Some("a later verdict stands");
     }
     let taken = story.samples.iter().any(|(_, sample, state)| {
-        let above = story.verdicts.iter().any(|(v, by, _)| *v == sample.verdict && by.source > source);
+        let above = story
+            .verdicts
+            .iter()
+            .any(|(v, by, _)| *v == sample.verdict && by.source > source);
         above && !matches!(state, SampleState::Dropped(_))
     });
     taken.then_some("a higher verdict stands")
@@ -105,7 +110,11 @@ pub fn outranked(
 /// and student. So what the hint changed is put into the turn's own prompt; where its end is not the rendering's end, the fresh
 /// rendering is all there is.
 pub fn hinted_prompt(prompt: &[TokenId], plain: &[TokenId], hinted: Vec<TokenId>) -> Vec<TokenId> {
-    let same = plain.iter().zip(&hinted).take_while(|(a, b)| a == b).count();
+    let same = plain
+        .iter()
+        .zip(&hinted)
+        .take_while(|(a, b)| a == b)
+        .count();
     match prompt.strip_suffix(&plain[same..]) {
         Some(kept) if !plain[same..].is_empty() => [kept, &hinted[same..]].concat(),
         _ => hinted,
@@ -120,9 +129,19 @@ mod tests {
     #[test]
     fn the_hint_is_all_that_differs() {
         // History re-tokenised as 7 8 where the turn has 9; the hint 5 stands before the end 3 4.
-        assert_eq!(hinted_prompt(&[1, 9, 2, 3, 4], &[1, 7, 8, 2, 3, 4], vec![1, 7, 8, 2, 5, 3, 4]), [1, 9, 2, 5, 3, 4]);
+        assert_eq!(
+            hinted_prompt(
+                &[1, 9, 2, 3, 4],
+                &[1, 7, 8, 2, 3, 4],
+                vec![1, 7, 8, 2, 5, 3, 4]
+            ),
+            [1, 9, 2, 5, 3, 4]
+        );
         // Another end: nothing can be put in place.
-        assert_eq!(hinted_prompt(&[1, 2, 6], &[1, 2, 3], vec![1, 2, 5, 3]), [1, 2, 5, 3]);
+        assert_eq!(
+            hinted_prompt(&[1, 2, 6], &[1, 2, 3], vec![1, 2, 5, 3]),
+            [1, 2, 5, 3]
+        );
     }
 
     proptest! {

@@ -26,7 +26,9 @@ enum NoTeacher {
 impl Rollout {
     /// Settles one open verdict. `Ok(false)` = not now.
     pub(crate) async fn settle(&self, open: &OpenVerdict) -> Result<bool, StoreError> {
-        let Some(story) = self.store.story(open.turn.id)? else { return Ok(true) };
+        let Some(story) = self.store.story(open.turn.id)? else {
+            return Ok(true);
+        };
         let (reward, hint) = match samples::plan(&story, open.id, &open.verdict, &self.config) {
             Plan::No(why) => return self.refused(open, &story, why).await,
             Plan::Sample { reward, hint } => (reward, hint),
@@ -52,9 +54,15 @@ impl Rollout {
                 Err(NoTeacher::Never(why)) => {
                     tracing::warn!(turn = %open.turn.id, "no teacher values: {why}");
                     match reward {
-                        None => return self.no_sample(open, format!("no teacher values: {why}")).await,
+                        None => {
+                            return self
+                                .no_sample(open, format!("no teacher values: {why}"))
+                                .await;
+                        }
                         Some(0.0) if !self.config.keep_neutral => {
-                            return self.no_sample(open, format!("neutral, and no teacher values: {why}")).await;
+                            return self
+                                .no_sample(open, format!("neutral, and no teacher values: {why}"))
+                                .await;
                         }
                         Some(_) => {}
                     }
@@ -62,12 +70,16 @@ impl Rollout {
             }
         }
         // Scoring took time: somebody may have spoken since, or the turn may be gone.
-        let Some(story) = self.store.story(open.turn.id)? else { return Ok(true) };
+        let Some(story) = self.store.story(open.turn.id)? else {
+            return Ok(true);
+        };
         if let Some(why) = samples::outranked(&story, open.id, open.verdict.source) {
             return self.no_sample(open, why.to_owned()).await;
         }
         sample.created = self.now();
-        self.store.append(vec![Event::Sample(Box::new(sample))]).await?;
+        self.store
+            .append(vec![Event::Sample(Box::new(sample))])
+            .await?;
         Ok(true)
     }
 
@@ -89,8 +101,14 @@ impl Rollout {
         if latest && explicit && open.verdict.reward.is_some() && !pending.is_empty() {
             let taken_back = "an explicit verdict took its place".to_owned();
             let events = vec![
-                Event::NoSample { verdict: open.id, why: why.clone() },
-                Event::Dropped { samples: pending, why: taken_back },
+                Event::NoSample {
+                    verdict: open.id,
+                    why: why.clone(),
+                },
+                Event::Dropped {
+                    samples: pending,
+                    why: taken_back,
+                },
             ];
             match self.store.append(events).await {
                 // Leased at this very moment: it is on its way into a step.
@@ -102,7 +120,12 @@ impl Rollout {
     }
 
     async fn no_sample(&self, open: &OpenVerdict, why: String) -> Result<bool, StoreError> {
-        self.store.append(vec![Event::NoSample { verdict: open.id, why }]).await?;
+        self.store
+            .append(vec![Event::NoSample {
+                verdict: open.id,
+                why,
+            }])
+            .await?;
         Ok(true)
     }
 
@@ -114,7 +137,9 @@ impl Rollout {
             template_args: None,
         };
         let render = |hint: &str| {
-            self.chat.render_hinted(&conversation, hint).map_err(|e| NoTeacher::Never(e.to_string()))
+            self.chat
+                .render_hinted(&conversation, hint)
+                .map_err(|e| NoTeacher::Never(e.to_string()))
         };
         let hinted = samples::hinted_prompt(&turn.prompt, &render("")?, render(hint)?);
         let (teacher, student) = futures_util::future::try_join(
@@ -131,8 +156,15 @@ impl Rollout {
             _ => PolicyRef::Version(turn.version.clone()),
         };
         let tokens = [prompt, turn.reply.tokens()].concat();
-        let want = Want { priority: Priority::Judge, temperature: 1.0, ..Want::default() };
-        let scored = self.engine.score(policy, Prompt { tokens }, prompt.len(), want).await;
+        let want = Want {
+            priority: Priority::Judge,
+            temperature: 1.0,
+            ..Want::default()
+        };
+        let scored = self
+            .engine
+            .score(policy, Prompt { tokens }, prompt.len(), want)
+            .await;
         let logprobs = match scored {
             Ok(scored) => scored.logprobs,
             Err(EngineError::Stopped(_)) => return Err(NoTeacher::Later),
@@ -140,7 +172,10 @@ impl Rollout {
         };
         let n = turn.reply.len();
         if logprobs.len() != n {
-            return Err(NoTeacher::Never(format!("{} values for {n} tokens", logprobs.len())));
+            return Err(NoTeacher::Never(format!(
+                "{} values for {n} tokens",
+                logprobs.len()
+            )));
         }
         if !logprobs.iter().all(|l| l.is_finite()) {
             return Err(NoTeacher::Never("values that are not finite".to_owned()));

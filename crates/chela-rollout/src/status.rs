@@ -1,10 +1,6 @@
 //! How things stand, and why turns make no samples although learning is on.
 
-use crate::{
-    control::may_see,
-    rollout::Rollout,
-    session::live::locked,
-};
+use crate::{control::may_see, rollout::Rollout, session::live::locked};
 use chela_core::{Caller, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind};
 use std::sync::atomic::Ordering;
 
@@ -15,10 +11,16 @@ impl Rollout {
     pub(crate) fn status_view(&self, caller: &Caller) -> Result<StatusView, Refusal> {
         may_see(caller)?;
         let all = caller.scope == Scope::Admin && caller.session.is_none();
-        let profiles = if all { self.store.profiles()? } else { vec![caller.profile.clone()] };
+        let profiles = if all {
+            self.store.profiles()?
+        } else {
+            vec![caller.profile.clone()]
+        };
         let counts = self.store.counts((!all).then_some(&caller.profile))?;
-        let profiles: Vec<PolicyView> =
-            profiles.iter().map(|p| self.policy_view(p)).collect::<Result<_, _>>()?;
+        let profiles: Vec<PolicyView> = profiles
+            .iter()
+            .map(|p| self.policy_view(p))
+            .collect::<Result<_, _>>()?;
         let info = self.engine.info();
         let failures = locked(&self.failures).clone();
         let failing: Vec<(String, String)> = failures
@@ -37,7 +39,10 @@ impl Rollout {
             },
             counts,
             judging: self.judging.load(Ordering::Relaxed),
-            judge_errors: failures.into_iter().map(|(judge, f)| (judge, f.count)).collect(),
+            judge_errors: failures
+                .into_iter()
+                .map(|(judge, f)| (judge, f.count))
+                .collect(),
             profiles,
         })
     }
@@ -56,29 +61,47 @@ fn notices(
     if no_judge {
         lines.push("no judge is configured: only explicit feedback trains".to_owned());
     }
-    lines.extend(failing.iter().map(|(judge, why)| {
-        format!("judge {judge} fails: {why}; {} turns wait", counts.unjudged)
-    }));
+    lines.extend(
+        failing.iter().map(|(judge, why)| {
+            format!("judge {judge} fails: {why}; {} turns wait", counts.unjudged)
+        }),
+    );
     lines.extend(profiles.iter().filter_map(|p| {
         let why = p.paused.as_ref()?;
-        Some(format!("training of profile {} is paused: {why}", p.profile))
+        Some(format!(
+            "training of profile {} is paused: {why}",
+            p.profile
+        ))
     }));
     lines
 }
 
 fn no_main(counts: &StoreCounts) -> Option<String> {
     let total: u64 = counts.turns.iter().map(|(.., n)| n).sum();
-    let main: u64 =
-        counts.turns.iter().filter(|(kind, ..)| *kind == TurnKind::Main).map(|(.., n)| n).sum();
+    let main: u64 = counts
+        .turns
+        .iter()
+        .filter(|(kind, ..)| *kind == TurnKind::Main)
+        .map(|(.., n)| n)
+        .sum();
     if total == 0 || main > 0 {
         return None;
     }
-    let mut reasons: Vec<(&str, u64)> =
-        counts.turns.iter().map(|(_, reason, n)| (reason.as_str(), *n)).collect();
+    let mut reasons: Vec<(&str, u64)> = counts
+        .turns
+        .iter()
+        .map(|(_, reason, n)| (reason.as_str(), *n))
+        .collect();
     reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let named: Vec<String> =
-        reasons.iter().take(REASONS).map(|(reason, n)| format!("{reason} ({n})")).collect();
-    Some(format!("0 of {total} turns were main: {}", named.join(", ")))
+    let named: Vec<String> = reasons
+        .iter()
+        .take(REASONS)
+        .map(|(reason, n)| format!("{reason} ({n})"))
+        .collect();
+    Some(format!(
+        "0 of {total} turns were main: {}",
+        named.join(", ")
+    ))
 }
 
 #[cfg(test)]

@@ -4,9 +4,7 @@ use crate::{
     config::TruncatedReplies,
     session::{follow, normal},
 };
-use chela_core::{
-    FinishReason, Message, Role, Score, Turn, TurnStory, Verdict, VerdictSource,
-};
+use chela_core::{FinishReason, Message, Role, Score, Turn, TurnStory, Verdict, VerdictSource};
 
 /// What the validators say.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,10 +26,10 @@ pub fn validate(story: &TurnStory, truncated: TruncatedReplies) -> Finding {
     match turn.finish {
         FinishReason::Aborted => return Finding::None("aborted by the client"),
         FinishReason::Failed => return Finding::None("the engine failed"),
-        FinishReason::Length if !turn.reply.is_empty() => {
+        FinishReason::Length if !turn.reply.is_empty() && truncated != TruncatedReplies::Judged => {
             return match truncated {
                 TruncatedReplies::Exclude => Finding::None("truncated"),
-                TruncatedReplies::Bad => bad("truncated", None),
+                TruncatedReplies::Bad | TruncatedReplies::Judged => bad("truncated", None),
             };
         }
         FinishReason::Length | FinishReason::End | FinishReason::Stopped => {}
@@ -42,12 +40,20 @@ pub fn validate(story: &TurnStory, truncated: TruncatedReplies) -> Finding {
     if follow::is_silent(&turn.answer) {
         return Finding::None("silent reply");
     }
-    let next = story.next.as_ref().map_or(&[][..], |n| n.messages.as_slice());
+    let next = story
+        .next
+        .as_ref()
+        .map_or(&[][..], |n| n.messages.as_slice());
     if let Some(error) = next.iter().find(|m| m.role == Role::Tool && m.is_error) {
         return bad("tool-error", Some(cut(&error.content, EVIDENCE)));
     }
     if repeats_calls(turn) {
-        let names: Vec<&str> = turn.answer.tool_calls.iter().map(|c| c.name.as_str()).collect();
+        let names: Vec<&str> = turn
+            .answer
+            .tool_calls
+            .iter()
+            .map(|c| c.name.as_str())
+            .collect();
         return bad("repeated-call", Some(names.join(", ")));
     }
     Finding::Ask
@@ -61,10 +67,20 @@ fn says_nothing(turn: &Turn) -> bool {
 /// The very same calls as in the assistant's message before, one after the other.
 fn repeats_calls(turn: &Turn) -> bool {
     let calls = |m: &Message| m.tool_calls.iter().map(normal::call).collect::<Vec<_>>();
-    let before = turn.messages.iter().rev().find(|m| m.role == Role::Assistant);
+    let before = turn
+        .messages
+        .iter()
+        .rev()
+        .find(|m| m.role == Role::Assistant);
     // A user who spoke in between may have asked for it again.
-    let asked = turn.messages.iter().rev().take_while(|m| m.role != Role::Assistant);
-    let asked = asked.into_iter().any(|m| m.role == Role::User && !normal::is_passing(m));
+    let asked = turn
+        .messages
+        .iter()
+        .rev()
+        .take_while(|m| m.role != Role::Assistant);
+    let asked = asked
+        .into_iter()
+        .any(|m| m.role == Role::User && !normal::is_passing(m));
     !asked
         && !turn.answer.tool_calls.is_empty()
         && before.is_some_and(|before| calls(before) == calls(&turn.answer))

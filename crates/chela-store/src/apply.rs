@@ -39,9 +39,12 @@ impl Change<'_> {
     pub fn apply(&mut self, event: Event) -> Done {
         match event {
             Event::SessionOpened(record) => self.open_session(&record),
-            Event::SessionEnded { profile, session, at, why } => {
-                self.end_session(&profile, &session, at, &why)
-            }
+            Event::SessionEnded {
+                profile,
+                session,
+                at,
+                why,
+            } => self.end_session(&profile, &session, at, &why),
             Event::Turn(turn) => self.add_turn(*turn),
             Event::NextState { turn, next, at } => {
                 let messages = write_messages(&next.messages)?;
@@ -55,20 +58,29 @@ impl Change<'_> {
                 let sql = "UPDATE turns SET no_verdict = ?2, waiting = 0 WHERE id = ?1";
                 self.on_turn(turn, sql, &why)
             }
-            Event::Verdict { turn, id, verdict, at } => self.add_verdict(turn, id, &verdict, at),
+            Event::Verdict {
+                turn,
+                id,
+                verdict,
+                at,
+            } => self.add_verdict(turn, id, &verdict, at),
             Event::Sample(sample) => self.add_sample(&sample),
             Event::NoSample { verdict, why } => {
                 self.open_verdict(verdict)?;
                 let sql = "UPDATE verdicts SET no_sample = ?2, open = 0 WHERE id = ?1";
-                self.conn.prepare_cached(sql)?.execute(params![key(verdict.0), why])?;
+                self.conn
+                    .prepare_cached(sql)?
+                    .execute(params![key(verdict.0), why])?;
                 Ok(())
             }
-            Event::Dropped { samples, why } => {
-                samples.into_iter().try_for_each(|id| self.drop_sample(id, &why))
-            }
-            Event::Version { version, state, receipt } => {
-                self.set_version(&version, &state, receipt.as_ref())
-            }
+            Event::Dropped { samples, why } => samples
+                .into_iter()
+                .try_for_each(|id| self.drop_sample(id, &why)),
+            Event::Version {
+                version,
+                state,
+                receipt,
+            } => self.set_version(&version, &state, receipt.as_ref()),
             Event::Paused { profile, why } => {
                 let name = profile.as_str();
                 match why {
@@ -93,12 +105,20 @@ impl Change<'_> {
     }
 
     fn on_turn(&self, turn: TurnId, sql: &str, value: &str) -> Done {
-        let changed = self.conn.prepare_cached(sql)?.execute(params![key(turn.0), value])?;
-        if changed == 0 { refuse(format!("{turn} is unknown")) } else { Ok(()) }
+        let changed = self
+            .conn
+            .prepare_cached(sql)?
+            .execute(params![key(turn.0), value])?;
+        if changed == 0 {
+            refuse(format!("{turn} is unknown"))
+        } else {
+            Ok(())
+        }
     }
 
     fn open_session(&self, record: &SessionRecord) -> Done {
-        let sql = "INSERT INTO sessions (profile, id, key_hash, task, opened, last_active, key_order)
+        let sql =
+            "INSERT INTO sessions (profile, id, key_hash, task, opened, last_active, key_order)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6,
                iif(?3 IS NULL, 0, (SELECT coalesce(max(key_order), 0) + 1 FROM sessions)))
              ON CONFLICT (profile, id) DO UPDATE SET
@@ -127,7 +147,11 @@ impl Change<'_> {
             at,
             why
         ])?;
-        if changed == 0 { refuse(format!("session {session} is unknown")) } else { Ok(()) }
+        if changed == 0 {
+            refuse(format!("session {session} is unknown"))
+        } else {
+            Ok(())
+        }
     }
 
     fn add_turn(&mut self, turn: Turn) -> Done {
@@ -150,7 +174,12 @@ impl Change<'_> {
                turns = turns + 1, last_active = max(last_active, excluded.last_active)
              RETURNING sid";
         let sid = self.conn.prepare_cached(sql)?.query_row(
-            params![turn.profile.as_str(), turn.session.as_str(), turn.created, turn.completed],
+            params![
+                turn.profile.as_str(),
+                turn.session.as_str(),
+                turn.created,
+                turn.completed
+            ],
             |row| row.get(0),
         )?;
         turns::insert(self.conn, sid, &turn, parent.as_deref())?;
@@ -168,20 +197,27 @@ impl Change<'_> {
     /// Numbers are not given again, also when what had them is forgotten.
     fn count(&self, name: &str, value: i64) -> Done {
         let sql = "UPDATE meta SET value = ?2 WHERE key = ?1 AND value < ?2";
-        self.conn.prepare_cached(sql)?.execute(params![name, value])?;
+        self.conn
+            .prepare_cached(sql)?
+            .execute(params![name, value])?;
         Ok(())
     }
 
     fn add_next(&self, turn: TurnId, messages: &str, at: Millis) -> Done {
         let sql = "UPDATE sessions SET last_active = max(last_active, ?2)
              WHERE sid = (SELECT sid FROM turns WHERE id = ?1)";
-        let changed = self.conn.prepare_cached(sql)?.execute(params![key(turn.0), at])?;
+        let changed = self
+            .conn
+            .prepare_cached(sql)?
+            .execute(params![key(turn.0), at])?;
         if changed == 0 {
             return refuse(format!("{turn} is unknown"));
         }
         let sql = "INSERT INTO next_states (turn, seq, at, messages) VALUES
              (?1, (SELECT coalesce(max(seq), 0) + 1 FROM next_states WHERE turn = ?1), ?2, ?3)";
-        self.conn.prepare_cached(sql)?.execute(params![key(turn.0), at, messages])?;
+        self.conn
+            .prepare_cached(sql)?
+            .execute(params![key(turn.0), at, messages])?;
         let sql = "UPDATE turns SET waiting = 1 WHERE id = ?1 AND kind = 'main' AND mark IS NULL
              AND no_verdict IS NULL AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn = ?1)";
         self.conn.prepare_cached(sql)?.execute([key(turn.0)])?;
@@ -237,32 +273,50 @@ impl Change<'_> {
             return refuse(format!("{} is unknown", sample.turn));
         };
         if self.open_verdict(sample.verdict)? != turn.id {
-            return refuse(format!("verdict {} is not on {}", sample.verdict.0, turn.id));
+            return refuse(format!(
+                "verdict {} is not on {}",
+                sample.verdict.0, turn.id
+            ));
         }
         if turn.kind == TurnKind::Side {
-            return refuse(format!("{} is a side turn and is never trained on", turn.id));
+            return refuse(format!(
+                "{} is a side turn and is never trained on",
+                turn.id
+            ));
         }
         if sample.reward.is_some_and(|r| !r.is_finite()) {
-            return refuse(format!("the reward of a sample of {} is not finite", turn.id));
+            return refuse(format!(
+                "the reward of a sample of {} is not finite",
+                turn.id
+            ));
         }
-        for column in [&sample.teacher_logprobs, &sample.student_logprobs].into_iter().flatten() {
+        for column in [&sample.teacher_logprobs, &sample.student_logprobs]
+            .into_iter()
+            .flatten()
+        {
             if column.len() != turn.reply.len() {
                 let (is, should) = (column.len(), turn.reply.len());
-                return refuse(format!("{is} log-probs for the {should} tokens of {}", turn.id));
+                return refuse(format!(
+                    "{is} log-probs for the {should} tokens of {}",
+                    turn.id
+                ));
             }
         }
         self.replace_pending(turn.id)?;
         self.insert_sample(sample, &turn)?;
         let sql = "UPDATE verdicts SET open = 0 WHERE id = ?1";
-        self.conn.prepare_cached(sql)?.execute([key(sample.verdict.0)])?;
+        self.conn
+            .prepare_cached(sql)?
+            .execute([key(sample.verdict.0)])?;
         Ok(())
     }
 
     fn replace_pending(&self, turn: TurnId) -> Done {
         let sql = "SELECT id FROM samples WHERE turn = ?1 AND state = 'pending'";
         let mut statement = self.conn.prepare_cached(sql)?;
-        let older: Vec<i64> =
-            statement.query_map([key(turn.0)], |row| row.get(0))?.collect::<Result<_, _>>()?;
+        let older: Vec<i64> = statement
+            .query_map([key(turn.0)], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
         for id in older {
             if !self.leases.contains(&SampleId(id.cast_unsigned())) {
                 self.drop_row(id, "replaced")?;
@@ -279,7 +333,10 @@ impl Change<'_> {
 
     fn insert_sample(&self, sample: &NewSample, turn: &Turn) -> Done {
         let sql = "UPDATE meta SET value = value + 1 WHERE key = 'last_sample' RETURNING value";
-        let id: i64 = self.conn.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+        let id: i64 = self
+            .conn
+            .prepare_cached(sql)?
+            .query_row([], |row| row.get(0))?;
         let sql = "INSERT INTO samples (id, turn, verdict, state, reward, explicit, created, reply_hash, reply_len, hint,
                teacher_logprobs, student_logprobs)
              VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
@@ -302,8 +359,9 @@ impl Change<'_> {
     fn drop_sample(&self, id: SampleId, why: &str) -> Done {
         let sql = "SELECT state FROM samples WHERE id = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
-        let state: Option<String> =
-            statement.query_row([key(id.0)], |row| row.get(0)).optional()?;
+        let state: Option<String> = statement
+            .query_row([key(id.0)], |row| row.get(0))
+            .optional()?;
         match (state.as_deref(), key(id.0)) {
             (Some("dropped"), _) => Ok(()),
             (Some("pending"), Some(row)) if !self.leases.contains(&id) => self.drop_row(row, why),
@@ -321,7 +379,8 @@ impl Change<'_> {
         let profile = version.profile.as_str();
         let served = *state == VersionState::Served;
         if served {
-            let sql = "UPDATE versions SET state = 'superseded' WHERE profile = ?1 AND state = 'served'";
+            let sql =
+                "UPDATE versions SET state = 'superseded' WHERE profile = ?1 AND state = 'served'";
             self.conn.prepare_cached(sql)?.execute([profile])?;
         }
         // The base has no record; serving it only takes the place of what was served.
@@ -341,6 +400,10 @@ impl Change<'_> {
             receipt.map(|r| f32_blob(&r.engine_canary)),
             receipt.map(|r| f32_blob(&r.learner_canary)),
         ])?;
-        if changed == 0 { refuse(format!("version {version} is unknown")) } else { Ok(()) }
+        if changed == 0 {
+            refuse(format!("version {version} is unknown"))
+        } else {
+            Ok(())
+        }
     }
 }

@@ -56,7 +56,9 @@ impl TurnCache {
         }
         while inner.turns.len() > MOST_TURNS || inner.bytes > MOST_BYTES {
             let oldest = inner.turns.iter().min_by_key(|(_, (used, _, _))| *used);
-            let Some(id) = oldest.map(|(id, _)| *id) else { break };
+            let Some(id) = oldest.map(|(id, _)| *id) else {
+                break;
+            };
             if let Some((_, size, _)) = inner.turns.remove(&id) {
                 inner.bytes -= size;
             }
@@ -92,7 +94,11 @@ mod tests {
     use chela_core::testing::{first_turn, session};
 
     fn turn(id: u64) -> Arc<Turn> {
-        Arc::new(first_turn(TurnId(id), &chela_core::Profile::default(), &session("s")))
+        Arc::new(first_turn(
+            TurnId(id),
+            &chela_core::Profile::default(),
+            &session("s"),
+        ))
     }
 
     #[test]

@@ -26,8 +26,8 @@ impl From<Sql> for Fail {
 pub(crate) enum Blame {
     /// This transaction alone fails.
     One(StoreError),
-    /// The disk is full: all of them fail, later ones may succeed.
-    Full(String),
+    /// All of them fail, later ones may succeed: the disk is full, or another process is in the file.
+    Later(String),
     /// Nothing is certain any more.
     Fatal(String),
 }
@@ -37,7 +37,12 @@ impl Fail {
         match self {
             Self::Store(error) => Blame::One(error),
             Self::Sql(error) => match error.sqlite_error_code() {
-                Some(ErrorCode::DiskFull) => Blame::Full(error.to_string()),
+                Some(ErrorCode::DiskFull) => {
+                    Blame::Later(format!("{error}; nothing was written, free some space"))
+                }
+                Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+                    Blame::Later(format!("{error}; only one process may write it"))
+                }
                 Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig) => {
                     Blame::One(StoreError::Conflict(error.to_string()))
                 }

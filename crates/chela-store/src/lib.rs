@@ -6,6 +6,7 @@
 mod apply;
 mod cache;
 mod error;
+mod figures;
 mod queue;
 mod readers;
 mod reads;

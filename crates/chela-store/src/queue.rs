@@ -33,7 +33,11 @@ impl Change<'_> {
                 let what = format!("sample {}: its turn {} is gone", id.0, sample.turn);
                 return Err(StoreError::Damaged(what).into());
             };
-            leased.push(LeasedSample { id: *id, sample, turn: (*turn).clone() });
+            leased.push(LeasedSample {
+                id: *id,
+                sample,
+                turn: (*turn).clone(),
+            });
         }
         self.leases.extend(taken);
         Ok(leased)
@@ -76,7 +80,9 @@ impl Change<'_> {
         let sql = "UPDATE samples SET state = 'consumed', step = ?2 WHERE id = ?1";
         for id in &record.samples {
             let number = key(record.version.number);
-            self.conn.prepare_cached(sql)?.execute(params![key(id.0), number])?;
+            self.conn
+                .prepare_cached(sql)?
+                .execute(params![key(id.0), number])?;
         }
         for (id, why) in &step.dropped {
             let Some(row) = key(id.0) else { continue };
@@ -90,7 +96,10 @@ impl Change<'_> {
         let version = &record.version;
         let sql = "SELECT coalesce(max(number), 0) FROM versions WHERE profile = ?1";
         let profile = version.profile.as_str();
-        let last: i64 = self.conn.prepare_cached(sql)?.query_row([profile], |r| r.get(0))?;
+        let last: i64 = self
+            .conn
+            .prepare_cached(sql)?
+            .query_row([profile], |r| r.get(0))?;
         if key(version.number).is_none_or(|n| n <= last) {
             return refuse(format!("version {version} is not greater than {last}"));
         }
@@ -100,7 +109,10 @@ impl Change<'_> {
         let sql = "SELECT 1 FROM versions WHERE profile = ?1 AND number = ?2";
         let parent = params![profile, key(record.parent)];
         if record.parent != 0 && !self.conn.prepare_cached(sql)?.exists(parent)? {
-            return refuse(format!("the parent {} of {version} is unknown", record.parent));
+            return refuse(format!(
+                "the parent {} of {version} is unknown",
+                record.parent
+            ));
         }
         Ok(())
     }
@@ -110,10 +122,14 @@ impl Change<'_> {
         let sql = "SELECT s.profile FROM samples x JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
              WHERE x.id = ?1";
         let mut statement = self.conn.prepare_cached(sql)?;
-        let owner: Option<String> =
-            statement.query_row([key(id.0)], |row| row.get(0)).optional()?;
+        let owner: Option<String> = statement
+            .query_row([key(id.0)], |row| row.get(0))
+            .optional()?;
         if owner.as_deref() != Some(version.profile.as_str()) {
-            return refuse(format!("sample {} is not of profile {}", id.0, version.profile));
+            return refuse(format!(
+                "sample {} is not of profile {}",
+                id.0, version.profile
+            ));
         }
         Ok(())
     }
@@ -146,27 +162,42 @@ impl Change<'_> {
     pub fn forget(&mut self, profile: &Profile, session: &SessionId) -> Result<u64, Fail> {
         let sql = "SELECT sid FROM sessions WHERE profile = ?1 AND id = ?2";
         let names = [profile.as_str(), session.as_str()];
-        let sid: Option<i64> =
-            self.conn.prepare_cached(sql)?.query_row(names, |row| row.get(0)).optional()?;
+        let sid: Option<i64> = self
+            .conn
+            .prepare_cached(sql)?
+            .query_row(names, |row| row.get(0))
+            .optional()?;
         let Some(sid) = sid else {
             return Err(StoreError::NotFound(format!("session {session}")).into());
         };
         let sql = "SELECT id FROM samples WHERE state = 'pending'
              AND turn IN (SELECT id FROM turns WHERE sid = ?1)";
         let mut statement = self.conn.prepare_cached(sql)?;
-        let pending: Vec<i64> =
-            statement.query_map([sid], |row| row.get(0))?.collect::<Result<_, _>>()?;
-        if pending.iter().any(|id| self.leases.contains(&SampleId(id.cast_unsigned()))) {
-            return refuse(format!("samples of session {session} are in a step being made"));
+        let pending: Vec<i64> = statement
+            .query_map([sid], |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        if pending
+            .iter()
+            .any(|id| self.leases.contains(&SampleId(id.cast_unsigned())))
+        {
+            return refuse(format!(
+                "samples of session {session} are in a step being made"
+            ));
         }
         for table in ["samples", "verdicts", "next_states"] {
             let sql =
                 format!("DELETE FROM {table} WHERE turn IN (SELECT id FROM turns WHERE sid = ?1)");
             self.conn.prepare_cached(&sql)?.execute([sid])?;
         }
-        let turns = self.conn.prepare_cached("DELETE FROM turns WHERE sid = ?1")?.execute([sid])?;
-        self.conn.prepare_cached("DELETE FROM sessions WHERE sid = ?1")?.execute([sid])?;
-        self.fresh.retain(|_, t| (&t.profile, &t.session) != (profile, session));
+        let turns = self
+            .conn
+            .prepare_cached("DELETE FROM turns WHERE sid = ?1")?
+            .execute([sid])?;
+        self.conn
+            .prepare_cached("DELETE FROM sessions WHERE sid = ?1")?
+            .execute([sid])?;
+        self.fresh
+            .retain(|_, t| (&t.profile, &t.session) != (profile, session));
         self.forgot = true;
         Ok(turns as u64)
     }

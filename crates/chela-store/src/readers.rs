@@ -19,11 +19,17 @@ pub(crate) struct Readers {
 impl Readers {
     pub fn new(path: PathBuf) -> Result<Self, StoreError> {
         let first = schema::open_reader(&path)?;
-        Ok(Self { path, idle: Mutex::new(vec![first]) })
+        Ok(Self {
+            path,
+            idle: Mutex::new(vec![first]),
+        })
     }
 
     /// Runs queries that all see the same moment.
-    pub fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T, Fail>) -> Result<T, StoreError> {
+    pub fn read<T>(
+        &self,
+        query: impl FnOnce(&Connection) -> Result<T, Fail>,
+    ) -> Result<T, StoreError> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = idle().pop();
         let conn = match kept {

@@ -110,7 +110,12 @@ impl VerdictColumns {
                 Some(-1) => Some(Score::Bad),
                 Some(other) => return Err(damaged(what, format!("a vote's score {other}"))),
             };
-            votes.push(Vote { kind, raw: vote.raw, score, hint: vote.hint });
+            votes.push(Vote {
+                kind,
+                raw: vote.raw,
+                score,
+                hint: vote.hint,
+            });
         }
         Ok(Verdict {
             judge: self.judge,
@@ -158,7 +163,11 @@ fn from_record(what: &dyn Display, record: MessageRecord) -> Result<Message, Fai
         content: record.content,
         reasoning: record.reasoning,
         tool_calls: calls
-            .map(|c| ToolCall { id: c.id, name: c.name, arguments: c.arguments })
+            .map(|c| ToolCall {
+                id: c.id,
+                name: c.name,
+                arguments: c.arguments,
+            })
             .collect(),
         tool_call_id: record.call_id,
         name: record.name,
@@ -184,18 +193,32 @@ pub(crate) fn read_message(what: &dyn Display, text: &str) -> Result<Message, Fa
 }
 
 pub(crate) fn write_tools(tools: &[Tool]) -> Result<String, Fail> {
-    let record = |t: &Tool| ToolRecord { name: t.name.clone(), definition: t.definition.clone() };
+    let record = |t: &Tool| ToolRecord {
+        name: t.name.clone(),
+        definition: t.definition.clone(),
+    };
     write(&tools.iter().map(record).collect::<Vec<_>>())
 }
 
 pub(crate) fn read_tools(what: &dyn Display, text: &str) -> Result<Vec<Tool>, Fail> {
     let records: Vec<ToolRecord> = read(what, text)?;
-    Ok(records.into_iter().map(|r| Tool { name: r.name, definition: r.definition }).collect())
+    Ok(records
+        .into_iter()
+        .map(|r| Tool {
+            name: r.name,
+            definition: r.definition,
+        })
+        .collect())
 }
 
 /// Figures as text that reads back to the same bits, NaN and infinities included, which JSON numbers cannot.
 pub(crate) fn write_metrics(metrics: &[(String, f64)]) -> Result<String, Fail> {
-    write(&metrics.iter().map(|(n, v)| (n.clone(), format!("{v:?}"))).collect::<Vec<_>>())
+    write(
+        &metrics
+            .iter()
+            .map(|(n, v)| (n.clone(), format!("{v:?}")))
+            .collect::<Vec<_>>(),
+    )
 }
 
 pub(crate) fn read_metrics(what: &dyn Display, text: &str) -> Result<Vec<(String, f64)>, Fail> {
@@ -226,20 +249,32 @@ pub(crate) fn bool_blob(values: &[bool]) -> Vec<u8> {
 fn chunks<'a, const N: usize>(what: &dyn Display, blob: &'a [u8]) -> Result<&'a [[u8; N]], Fail> {
     match blob.as_chunks::<N>() {
         (chunks, []) => Ok(chunks),
-        _ => Err(damaged(what, format!("{} bytes in values of {N}", blob.len()))),
+        _ => Err(damaged(
+            what,
+            format!("{} bytes in values of {N}", blob.len()),
+        )),
     }
 }
 
 pub(crate) fn read_u32s(what: &dyn Display, blob: &[u8]) -> Result<Vec<u32>, Fail> {
-    Ok(chunks(what, blob)?.iter().map(|b| u32::from_le_bytes(*b)).collect())
+    Ok(chunks(what, blob)?
+        .iter()
+        .map(|b| u32::from_le_bytes(*b))
+        .collect())
 }
 
 pub(crate) fn read_f32s(what: &dyn Display, blob: &[u8]) -> Result<Vec<f32>, Fail> {
-    Ok(chunks(what, blob)?.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    Ok(chunks(what, blob)?
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect())
 }
 
 pub(crate) fn read_u64s(what: &dyn Display, blob: &[u8]) -> Result<Vec<u64>, Fail> {
-    Ok(chunks(what, blob)?.iter().map(|b| u64::from_le_bytes(*b)).collect())
+    Ok(chunks(what, blob)?
+        .iter()
+        .map(|b| u64::from_le_bytes(*b))
+        .collect())
 }
 
 pub(crate) fn read_bools(what: &dyn Display, blob: &[u8]) -> Result<Vec<bool>, Fail> {
@@ -260,7 +295,10 @@ const FINISHES: [(FinishReason, &str); 5] = [
 ];
 
 pub(crate) fn write_finish(finish: FinishReason) -> &'static str {
-    FINISHES.iter().find(|(f, _)| *f == finish).map_or("failed", |(_, text)| text)
+    FINISHES
+        .iter()
+        .find(|(f, _)| *f == finish)
+        .map_or("failed", |(_, text)| text)
 }
 
 pub(crate) fn read_finish(what: &dyn Display, text: &str) -> Result<FinishReason, Fail> {

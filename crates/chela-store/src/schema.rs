@@ -80,7 +80,11 @@ fn check(conn: &Connection, path: &Path, newest: usize) -> Result<usize, StoreEr
     let found = usize::try_from(version).map_err(|e| unusable(path, e))?;
     if found > newest {
         let sql = "SELECT value FROM meta WHERE key = 'written_by'";
-        let by: Option<String> = conn.query_row(sql, [], |r| r.get(0)).optional().ok().flatten();
+        let by: Option<String> = conn
+            .query_row(sql, [], |r| r.get(0))
+            .optional()
+            .ok()
+            .flatten();
         let by = by.unwrap_or_else(|| "a later chela".to_owned());
         return Err(unusable(
             path,
@@ -122,8 +126,12 @@ fn migrate(
     for sql in &migrations[found..] {
         transaction.execute_batch(sql).map_err(failed)?;
     }
-    transaction.pragma_update(None, "user_version", migrations.len() as i64).map_err(failed)?;
-    transaction.pragma_update(None, "application_id", APPLICATION).map_err(failed)?;
+    transaction
+        .pragma_update(None, "user_version", migrations.len() as i64)
+        .map_err(failed)?;
+    transaction
+        .pragma_update(None, "application_id", APPLICATION)
+        .map_err(failed)?;
     transaction.commit().map_err(failed)
 }
 
@@ -148,7 +156,7 @@ fn keep_copy(conn: &Connection, copy: &Path) -> Result<(), Box<dyn std::error::E
 
 /// Removes the copies kept before migrations: what is forgotten must not live on in them.
 pub(crate) fn remove_copies(path: &Path) {
-    for from in 1..SCHEMA {
+    for from in (0..SCHEMA).skip(1) {
         let copy = copy_path(path, from);
         if copy.exists()
             && let Err(error) = std::fs::remove_file(&copy)
@@ -175,9 +183,9 @@ fn owner_only(_: &Path) -> Result<(), StoreError> {
 fn sync_folder(path: &Path) -> Result<(), StoreError> {
     match path.parent() {
         #[cfg(unix)]
-        Some(folder) => {
-            File::open(folder).and_then(|f| f.sync_all()).map_err(|e| unusable(folder, e))
-        }
+        Some(folder) => File::open(folder)
+            .and_then(|f| f.sync_all())
+            .map_err(|e| unusable(folder, e)),
         _ => Ok(()),
     }
 }
@@ -187,7 +195,8 @@ mod tests {
     use super::*;
 
     fn version(conn: &Connection) -> i64 {
-        conn.pragma_query_value(None, "user_version", |r| r.get(0)).unwrap()
+        conn.pragma_query_value(None, "user_version", |r| r.get(0))
+            .unwrap()
     }
 
     #[test]
@@ -225,11 +234,18 @@ mod tests {
         let path = dir.path().join("chela.db");
         let conn = open_with(&path, MIGRATIONS).unwrap();
         conn.pragma_update(None, "user_version", 99).unwrap();
-        conn.execute("UPDATE meta SET value = 'chela 9.9' WHERE key = 'written_by'", []).unwrap();
+        conn.execute(
+            "UPDATE meta SET value = 'chela 9.9' WHERE key = 'written_by'",
+            [],
+        )
+        .unwrap();
         drop(conn);
         for error in [open_writer(&path).err(), open_reader(&path).err()] {
             let text = error.unwrap().to_string();
-            assert!(text.contains("schema 99") && text.contains("chela 9.9"), "{text}");
+            assert!(
+                text.contains("schema 99") && text.contains("chela 9.9"),
+                "{text}"
+            );
         }
     }
 
@@ -237,11 +253,17 @@ mod tests {
     fn another_programs_database_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("chela.db");
-        Connection::open(&path).unwrap().execute_batch("CREATE TABLE x (y)").unwrap();
+        Connection::open(&path)
+            .unwrap()
+            .execute_batch("CREATE TABLE x (y)")
+            .unwrap();
         let error = open_writer(&path).err().unwrap().to_string();
         assert!(error.contains("another program"), "{error}");
-        std::fs::write(&path, "not a database, but long enough to be taken for one".repeat(99))
-            .unwrap();
+        std::fs::write(
+            &path,
+            "not a database, but long enough to be taken for one".repeat(99),
+        )
+        .unwrap();
         assert!(open_writer(&path).is_err());
     }
 }

@@ -8,10 +8,7 @@ use chela_core::{
     PolicyVersion, Profile, Reply, Segment, SessionId, StoreError, Turn, TurnId, TurnKind,
 };
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
-use std::{
-    collections::HashSet,
-    sync::Arc,
-};
+use std::{collections::HashSet, sync::Arc};
 
 /// SQLite's integers end at 2^63 − 1; larger ids were never given, so nothing has them.
 pub(crate) fn key(id: u64) -> Option<i64> {
@@ -60,7 +57,11 @@ impl Columns {
             kept_mass: f32_blob(turn.reply.kept_mass()),
             forced: bool_blob(turn.reply.forced()),
             messages: write_messages(&turn.messages[messages_shared..])?,
-            tools: if same_tools { None } else { Some(write_tools(&turn.tools)?) },
+            tools: if same_tools {
+                None
+            } else {
+                Some(write_tools(&turn.tools)?)
+            },
             answer: write_message(&turn.answer)?,
         })
     }
@@ -96,7 +97,10 @@ fn common<'a, T: PartialEq + 'a>(a: impl Iterator<Item = &'a T>, b: &[T]) -> usi
 pub(crate) fn check(turn: &Turn, parent: Option<&Turn>) -> Result<(), Fail> {
     let id = turn.id;
     if turn.version.profile != turn.profile {
-        return refuse(format!("{id} of {} sampled by {}", turn.profile, turn.version));
+        return refuse(format!(
+            "{id} of {} sampled by {}",
+            turn.profile, turn.version
+        ));
     }
     if !turn.temperature.is_finite() {
         return refuse(format!("{id} has temperature {}", turn.temperature));
@@ -187,10 +191,16 @@ const SELECT: &str = "SELECT s.profile, s.id, t.kind, t.reason, t.version, t.fin
 
 impl TurnRow {
     fn load(conn: &Connection, id: TurnId) -> Result<Option<Self>, Fail> {
-        let Some(key) = key(id.0) else { return Ok(None) };
+        let Some(key) = key(id.0) else {
+            return Ok(None);
+        };
         let mut statement = conn.prepare_cached(SELECT)?;
-        let row = statement.query_row([key], |row| Self::of(id, row)).optional();
-        let Some(row) = row.map_err(reading(id))? else { return Ok(None) };
+        let row = statement
+            .query_row([key], |row| Self::of(id, row))
+            .optional();
+        let Some(row) = row.map_err(reading(id))? else {
+            return Ok(None);
+        };
         if row.digest != row.columns.digest() {
             return Err(damaged(id, "its digest does not fit its content"));
         }
@@ -273,7 +283,10 @@ impl TurnRow {
             segment: c.segment.map_or(Segment::Extends, Segment::Opened),
             kind: TurnKind::parse(&self.kind).ok_or_else(|| damaged(id, "its kind"))?,
             reason: self.reason,
-            version: PolicyVersion { profile: profile.clone(), number },
+            version: PolicyVersion {
+                profile: profile.clone(),
+                number,
+            },
             profile,
             prompt,
             reply: reply.map_err(|e| match e {
@@ -297,7 +310,10 @@ fn cut<T>(id: TurnId, shared: &mut Vec<T>, count: i64) -> Result<(), Fail> {
             shared.truncate(n);
             Ok(())
         }
-        _ => Err(damaged(id, format!("shares {count} of its parent's {}", shared.len()))),
+        _ => Err(damaged(
+            id,
+            format!("shares {count} of its parent's {}", shared.len()),
+        )),
     }
 }
 
@@ -329,7 +345,9 @@ pub(crate) fn load(
         }
         match parent {
             None => return Err(damaged(at, "it shares with a parent it does not have")),
-            Some(parent) if seen.contains(&parent) => return Err(damaged(at, "it is its own parent")),
+            Some(parent) if seen.contains(&parent) => {
+                return Err(damaged(at, "it is its own parent"));
+            }
             Some(parent) => at = parent,
         }
         base = known(at).map(|turn| (*turn).clone());

@@ -6,7 +6,7 @@ use crate::{
     error::{Blame, Fail},
     schema,
 };
-use chela_core::{SampleId, StoreError, TurnId, Turn};
+use chela_core::{SampleId, StoreError, Turn, TurnId};
 use futures_channel::oneshot;
 use rusqlite::Connection;
 use std::{
@@ -35,15 +35,15 @@ pub(crate) struct Shared {
     /// Why writes cannot succeed until a restart.
     dead: Mutex<Option<String>>,
     /// Why writes cannot succeed at present.
-    full: Mutex<Option<String>>,
+    stuck: Mutex<Option<String>>,
     /// Transactions not yet answered.
     pub waiting: AtomicUsize,
     /// The last ids given.
     pub turn_ids: AtomicU64,
     pub verdict_ids: AtomicU64,
-    /// Tests: the next commit fails as if its sync had.
+    /// Tests: the commit that counts this down from 1 fails as if its sync had.
     #[cfg(test)]
-    pub fail_commit: std::sync::atomic::AtomicBool,
+    pub commits_until_failure: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,18 +64,18 @@ impl Shared {
         lock(&self.dead).get_or_insert_with(|| why.to_owned());
     }
 
-    pub fn full(&self) -> Option<String> {
-        lock(&self.full).clone()
+    pub fn stuck(&self) -> Option<String> {
+        lock(&self.stuck).clone()
     }
 
-    fn set_full(&self, why: Option<String>) {
-        let mut full = lock(&self.full);
-        match (&*full, &why) {
-            (None, Some(why)) => tracing::error!(why, "the disk is full: writes are refused"),
+    fn set_stuck(&self, why: Option<String>) {
+        let mut stuck = lock(&self.stuck);
+        match (&*stuck, &why) {
+            (None, Some(why)) => tracing::error!(why, "writes are refused for now"),
             (Some(_), None) => tracing::info!("writes succeed again"),
             _ => {}
         }
-        *full = why;
+        *stuck = why;
     }
 }
 
@@ -148,7 +148,7 @@ impl Writer {
     pub fn run(mut self) {
         let _obituary = Obituary(self.shared.clone());
         loop {
-            let first = if self.truncate || self.shared.full().is_some() {
+            let first = if self.truncate || self.shared.stuck().is_some() {
                 match self.tasks.recv_timeout(AGAIN) {
                     Ok(task) => task,
                     Err(RecvTimeoutError::Timeout) => {
@@ -189,7 +189,11 @@ impl Writer {
 
     /// Runs the tasks in one transaction of SQLite, a savepoint around each, and syncs once.
     fn transact(&self, tasks: &mut [Box<dyn Task>]) -> Result<Group, Blame> {
-        let sql = |sql: &str| self.conn.execute_batch(sql).map_err(|e| Fail::from(e).blame());
+        let sql = |sql: &str| {
+            self.conn
+                .execute_batch(sql)
+                .map_err(|e| Fail::from(e).blame())
+        };
         sql("BEGIN IMMEDIATE")?;
         let mut group = Group {
             failures: Vec::with_capacity(tasks.len()),
@@ -210,12 +214,20 @@ impl Writer {
                 verdict_ids: 0,
             };
             let result = task.run(&mut change);
-            let Change { written, forgot, turn_ids, verdict_ids, .. } = change;
+            let Change {
+                written,
+                forgot,
+                turn_ids,
+                verdict_ids,
+                ..
+            } = change;
             match result {
                 Ok(()) => {
                     group.forgot |= forgot;
                     self.shared.turn_ids.fetch_max(turn_ids, Ordering::Relaxed);
-                    self.shared.verdict_ids.fetch_max(verdict_ids, Ordering::Relaxed);
+                    self.shared
+                        .verdict_ids
+                        .fetch_max(verdict_ids, Ordering::Relaxed);
                     group.failures.push(None);
                 }
                 Err(fail) => match fail.blame() {
@@ -236,7 +248,9 @@ impl Writer {
 
     #[cfg(test)]
     fn injected(&self) -> Result<(), Blame> {
-        if self.shared.fail_commit.swap(false, Ordering::Relaxed) {
+        let left = &self.shared.commits_until_failure;
+        let counted = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        if counted == Ok(1) {
             return Err(Blame::Fatal("disk I/O error (injected)".to_owned()));
         }
         Ok(())
@@ -260,8 +274,8 @@ impl Writer {
         for turn in group.fresh.into_values() {
             self.shared.cache.put(generation, turn);
         }
-        if self.shared.full().is_some() && group.failures.iter().any(Option::is_none) {
-            self.shared.set_full(None);
+        if self.shared.stuck().is_some() && group.failures.iter().any(Option::is_none) {
+            self.shared.set_stuck(None);
         }
         group.failures
     }
@@ -277,9 +291,9 @@ impl Writer {
         }
         match blame {
             Blame::One(error) => error,
-            Blame::Full(why) => {
-                let why = format!("{}: {why}; nothing was written, free some space", self.path.display());
-                self.shared.set_full(Some(why.clone()));
+            Blame::Later(why) => {
+                let why = format!("{}: {why}", self.path.display());
+                self.shared.set_stuck(Some(why.clone()));
                 StoreError::Unusable(why)
             }
             // After a failed sync nobody knows what is on disk; asking again may answer wrongly that all is well.
@@ -294,30 +308,37 @@ impl Writer {
     fn try_again(&mut self) {
         if self.shared.dead().is_some() {
             self.truncate = false;
-            self.shared.set_full(None);
+            self.shared.set_stuck(None);
             return;
         }
         if self.truncate {
             self.truncate_log();
         }
-        if self.shared.full().is_some() {
+        if self.shared.stuck().is_some() {
             let sql = "UPDATE meta SET value = value + 1 WHERE key = 'probe'";
             if self.conn.execute(sql, []).is_ok() {
-                self.shared.set_full(None);
+                self.shared.set_stuck(None);
             }
         }
     }
 
     /// `secure_delete` has overwritten what was forgotten; the log still holds pages from before.
     fn truncate_log(&mut self) {
-        let busy = self.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
+        let busy = self
+            .conn
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
         match busy {
             Ok(false) => self.truncate = false,
             Ok(true) => tracing::debug!("a reader is in the log; it is truncated later"),
-            Err(error) => {
-                self.truncate = false;
-                self.shared.die(&format!("{}: checkpoint: {error}", self.path.display()));
-            }
+            Err(error) => match Fail::from(error).blame() {
+                Blame::Fatal(why) => {
+                    self.truncate = false;
+                    self.shared
+                        .die(&format!("{}: checkpoint: {why}", self.path.display()));
+                }
+                Blame::Later(why) => tracing::warn!(why, "the log is truncated later"),
+                Blame::One(error) => tracing::warn!(%error, "the log is truncated later"),
+            },
         }
     }
 }

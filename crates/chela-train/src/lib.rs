@@ -10,6 +10,7 @@ pub mod publish;
 pub mod step;
 pub mod trainer;
 
+pub use chela_rl::advantage::{AdvantageConfig, Method};
 pub use config::TrainConfig;
 pub use trainer::{Progress, Trainer};
 

@@ -144,13 +144,17 @@ impl Trainer {
         }
         let leased = block_on(self.store.lease(selection.batch.clone()))?;
         let parent = Parent { number, steps: chain.head_steps(), record: head };
-        let result = self.step(profile, &parent, &versions, &leased);
-        if result.is_err() {
-            // Nothing was committed: the samples wait again.
-            self.open.remove(profile);
-            block_on(self.store.release(selection.batch))?;
+        match self.step(profile, &parent, &versions, &leased) {
+            Ok(Made::Nothing(progress)) => Ok(progress),
+            // Committed: from here on the version is a candidate, whatever happens to its publish.
+            Ok(Made::Version(record)) => self.finish(record),
+            Err(error) => {
+                // Nothing was committed: the samples wait again.
+                self.open.remove(profile);
+                block_on(self.store.release(selection.batch))?;
+                Err(error)
+            }
         }
-        result
     }
 
     fn drop_pending(&self, dropped: &[(SampleId, &'static str)]) -> Result<(), TrainError> {
@@ -174,13 +178,13 @@ impl Trainer {
         parent: &Parent,
         versions: &[VersionRecord],
         leased: &[LeasedSample],
-    ) -> Result<Progress, TrainError> {
+    ) -> Result<Made, TrainError> {
         let mut baseline = parent.baseline();
         let prepared = batch::prepare(leased, &self.config, &baseline)?;
         let number = versions.iter().map(|v| v.version.number).max().unwrap_or(0) + 1;
         let version = PolicyVersion { profile: profile.clone(), number };
         if prepared.samples.is_empty() {
-            return self.nothing_learnt(profile, leased, &prepared);
+            return self.nothing_learnt(profile, leased, &prepared).map(Made::Nothing);
         }
         let started = std::time::Instant::now();
         let checkpoint = self.config.data_dir.join(checkpoint_name(&version));
@@ -188,7 +192,7 @@ impl Trainer {
         let learner = self.learner(profile, parent)?;
         let outcome = step::run(learner, &prepared, &config)?;
         if outcome.report.skipped {
-            return self.skipped(profile, leased);
+            return self.skipped(profile, leased).map(Made::Nothing);
         }
         create_parent(&checkpoint)?;
         learner.save(&checkpoint)?;
@@ -212,7 +216,7 @@ impl Trainer {
         if let Some(open) = self.open.get_mut(profile) {
             open.at = number;
         }
-        self.finish(record)
+        Ok(Made::Version(record))
     }
 
     /// Publishes a committed candidate and lets older versions go.
@@ -227,6 +231,15 @@ impl Trainer {
         let Some(open) = self.open.get_mut(&profile) else {
             return Ok(Progress::Idle);
         };
+        // An operator may have gone back meanwhile: what was trained from another version is not published over that.
+        let now = self.store.versions(&profile)?;
+        if chain::served(&now).map_or(0, |v| v.version.number) != record.parent {
+            let why = "another version was put in its parent's place during the step".to_owned();
+            let (version, state) = (record.version.clone(), VersionState::Rejected(why));
+            block_on(self.store.append(vec![Event::Version { version, state, receipt: None }]))?;
+            self.open.remove(&profile);
+            return Ok(Progress::Rejected(record.version));
+        }
         let publisher =
             Publisher { engine: &*self.engine, store: &*self.store, config: &self.config };
         if !publisher.publish(&record, &mut *open.learner)? {
@@ -294,6 +307,14 @@ impl Trainer {
         block_on(self.store.append(vec![Event::Dropped { samples, why: why.to_owned() }]))?;
         Ok(())
     }
+}
+
+/// What a step came to, before anything is published.
+enum Made {
+    /// A committed candidate.
+    Version(VersionRecord),
+    /// No version.
+    Nothing(Progress),
 }
 
 /// What a step starts from.

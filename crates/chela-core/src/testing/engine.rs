@@ -3,14 +3,13 @@
 use super::{
     futures::ready,
     learner::read_parameters,
-    model::{FAKE_VOCABULARY, FakeModel, hash, hash_step},
+    model::{FAKE_VOCABULARY, FakeModel, hash},
+    sampling::{Running, Stage},
 };
 use crate::*;
-use futures_core::Stream;
 use std::{
     collections::{HashMap, VecDeque},
     path::Path,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, Waker},
 };
@@ -215,6 +214,30 @@ impl FakeEngine {
             .expect("a test panicked inside the engine")
     }
 
+    /// Whether a stream may give its next event now.
+    pub(super) fn poll_turn(&self, cx: &mut Context<'_>, yields_left: &mut usize) -> Poll<()> {
+        let mut state = self.lock();
+        if state.held {
+            state.waiting.push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if *yields_left > 0 {
+            *yields_left -= 1;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        *yields_left = state.yields;
+        Poll::Ready(())
+    }
+
+    pub(super) fn stream_over(&self, finished: bool) {
+        // Also while a test panics.
+        if let Ok(mut state) = self.state.lock() {
+            state.running -= 1;
+            state.cancelled += usize::from(!finished);
+        }
+    }
+
     fn resolve(&self, policy: &PolicyRef) -> Result<Resolved, EngineError> {
         let state = self.lock();
         if let Some(error) = &state.failure {
@@ -319,11 +342,11 @@ impl FakeEngine {
     }
 }
 
-struct Resolved {
-    policy: PolicyRef,
-    version: PolicyVersion,
-    model: Arc<FakeModel>,
-    score: Option<Arc<ScoreFn>>,
+pub(super) struct Resolved {
+    pub policy: PolicyRef,
+    pub version: PolicyVersion,
+    pub model: Arc<FakeModel>,
+    pub score: Option<Arc<ScoreFn>>,
 }
 
 impl Resolved {
@@ -334,7 +357,7 @@ impl Resolved {
         }
     }
 
-    fn top(&self, prefix: &[TokenId], k: usize, temperature: f32) -> Vec<(TokenId, f32)> {
+    pub fn top(&self, prefix: &[TokenId], k: usize, temperature: f32) -> Vec<(TokenId, f32)> {
         let Some(score) = &self.score else {
             return self
                 .model
@@ -463,242 +486,4 @@ fn load(dir: &Path, vocabulary: usize) -> Result<FakeModel, EngineError> {
         vocabulary,
         parameters: read_parameters(dir)?,
     })
-}
-
-#[derive(PartialEq)]
-enum Stage {
-    New,
-    Started,
-    /// The last token decided it.
-    Over(FinishReason),
-    Done,
-}
-
-struct Running {
-    engine: FakeEngine,
-    resolved: Resolved,
-    prefix: Vec<TokenId>,
-    hash: u64,
-    left: VecDeque<TokenId>,
-    error: Option<EngineError>,
-    params: SamplingParams,
-    room: usize,
-    cached_tokens: usize,
-    yields_left: usize,
-    stage: Stage,
-}
-
-impl Running {
-    fn token(&mut self, id: TokenId) -> SampledToken {
-        // As the contract has it: the turn's temperature, or 1 where that is nearly greedy or the logits were shaped.
-        let shaped = self.params.frequency_penalty != 0.0
-            || self.params.presence_penalty != 0.0
-            || !self.params.logit_bias.is_empty();
-        let temperature = if shaped || self.params.temperature < 0.1 {
-            1.0
-        } else {
-            self.params.temperature
-        };
-        let top = match self.params.top_logprobs {
-            0 => Vec::new(),
-            k => self.resolved.top(&self.prefix, usize::from(k), 1.0),
-        };
-        let logprob = |t: f32| match &self.resolved.score {
-            Some(score) => score(&self.resolved.policy, &self.prefix, id),
-            None => self.resolved.model.position(self.hash, t).logprob(id),
-        };
-        let (behavior_logprob, logprob_t1) = (logprob(temperature), logprob(1.0));
-        self.prefix.push(id);
-        self.hash = hash_step(self.hash, id);
-        SampledToken {
-            id,
-            behavior_logprob,
-            logprob_t1,
-            kept_mass: 1.0,
-            forced: false,
-            top,
-        }
-    }
-
-    fn advance(&mut self) -> Option<Result<SamplingEvent, EngineError>> {
-        match self.stage {
-            Stage::New => {
-                self.stage = Stage::Started;
-                let version = self.resolved.version.clone();
-                Some(Ok(SamplingEvent::Started {
-                    version,
-                    cached_tokens: self.cached_tokens,
-                }))
-            }
-            Stage::Over(reason) => {
-                self.stage = Stage::Done;
-                Some(Ok(SamplingEvent::Finished(reason)))
-            }
-            Stage::Done => None,
-            Stage::Started => Some(self.next_token()),
-        }
-    }
-
-    fn next_token(&mut self) -> Result<SamplingEvent, EngineError> {
-        if self.left.is_empty()
-            && let Some(error) = self.error.take()
-        {
-            self.stage = Stage::Done;
-            return Err(error);
-        }
-        let scripted = self.left.pop_front();
-        let Some(id) = scripted.or(self.params.end_ids.first().copied()) else {
-            self.stage = Stage::Done;
-            return Ok(SamplingEvent::Finished(FinishReason::End));
-        };
-        let token = self.token(id);
-        self.room -= 1;
-        if self.params.end_ids.contains(&id) {
-            self.stage = Stage::Over(FinishReason::End);
-        } else if self
-            .params
-            .guide
-            .as_mut()
-            .is_some_and(|g| g.accept(id) == Flow::Stop)
-        {
-            self.stage = Stage::Over(FinishReason::Stopped);
-        } else if self.room == 0 {
-            self.stage = Stage::Over(FinishReason::Length);
-        }
-        Ok(SamplingEvent::Token(token))
-    }
-}
-
-impl Stream for Running {
-    type Item = Result<SamplingEvent, EngineError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        {
-            let mut state = this.engine.lock();
-            if state.held {
-                state.waiting.push(cx.waker().clone());
-                return Poll::Pending;
-            }
-            if this.yields_left > 0 {
-                this.yields_left -= 1;
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            this.yields_left = state.yields;
-        }
-        Poll::Ready(this.advance())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Ok(mut state) = self.engine.state.lock() {
-            state.running -= 1;
-            state.cancelled += usize::from(self.stage != Stage::Done);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{block_on, collect};
-
-    struct StopAt(TokenId);
-
-    impl Guide for StopAt {
-        fn accept(&mut self, token: TokenId) -> Flow {
-            if token == self.0 {
-                Flow::Stop
-            } else {
-                Flow::Continue
-            }
-        }
-    }
-
-    fn sampled(engine: &FakeEngine, params: SamplingParams) -> (Vec<TokenId>, FinishReason) {
-        let prompt = Prompt { tokens: vec![1, 2] };
-        let events = collect(engine.sample(PolicyRef::Base, prompt, params).unwrap());
-        assert!(matches!(events[0], Ok(SamplingEvent::Started { .. })));
-        let tokens = events.iter().filter_map(|e| match e {
-            Ok(SamplingEvent::Token(t)) => Some(t.id),
-            _ => None,
-        });
-        match events.last() {
-            Some(Ok(SamplingEvent::Finished(reason))) => (tokens.collect(), *reason),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_reply_ends_by_end_id_guide_or_length() {
-        let engine = FakeEngine::new();
-        engine.set_yields(2);
-        engine.answer_with(|_, _| vec![5, 6, 7].into());
-        let params = || SamplingParams {
-            end_ids: vec![9],
-            ..SamplingParams::default()
-        };
-        assert_eq!(
-            sampled(&engine, params()),
-            (vec![5, 6, 7, 9], FinishReason::End)
-        );
-        let short = SamplingParams {
-            max_tokens: 2,
-            ..params()
-        };
-        assert_eq!(sampled(&engine, short), (vec![5, 6], FinishReason::Length));
-        let guided = SamplingParams {
-            guide: Some(Box::new(StopAt(6))),
-            ..params()
-        };
-        assert_eq!(
-            sampled(&engine, guided),
-            (vec![5, 6], FinishReason::Stopped)
-        );
-        assert_eq!((engine.running(), engine.cancelled()), (0, 0));
-    }
-
-    #[test]
-    fn scoring_a_reply_gives_the_sampled_logprobs_again() {
-        let engine = FakeEngine::new();
-        engine.push_reply(vec![5, 6]);
-        let prompt = Prompt { tokens: vec![1, 2] };
-        let params = SamplingParams {
-            end_ids: vec![9],
-            ..SamplingParams::default()
-        };
-        let events = collect(engine.sample(PolicyRef::Base, prompt, params).unwrap());
-        let logprobs: Vec<f32> = events
-            .into_iter()
-            .filter_map(|e| match e {
-                Ok(SamplingEvent::Token(t)) => Some(t.logprob_t1),
-                _ => None,
-            })
-            .collect();
-        let prompt = Prompt {
-            tokens: vec![1, 2, 5, 6, 9],
-        };
-        let scored = block_on(engine.score(PolicyRef::Base, prompt, 2, Want::default())).unwrap();
-        assert_eq!(scored.logprobs, logprobs);
-    }
-
-    #[test]
-    fn a_version_is_served_only_when_resident() {
-        let engine = FakeEngine::new();
-        let version = PolicyVersion {
-            profile: Profile::default(),
-            number: 3,
-        };
-        assert_eq!(
-            engine.serve(&version),
-            Err(EngineError::NotLoaded(version.clone()))
-        );
-        engine.insert(version.clone(), FakeModel::base(FAKE_VOCABULARY));
-        engine.serve(&version).unwrap();
-        assert_eq!(engine.served(&version.profile), version);
-        engine.unload(&version);
-        assert_eq!(engine.resident(), vec![version]);
-    }
 }

@@ -61,27 +61,9 @@ impl State {
                 session,
                 at,
                 why,
-            } => {
-                let Some(entry) = self.sessions.get_mut(&(profile, session.clone())) else {
-                    return refuse(format!("session {session} is unknown"));
-                };
-                entry.record.ended.get_or_insert((at, why));
-                Ok(())
-            }
+            } => self.end_session(profile, session, (at, why)),
             Event::Turn(turn) => self.add_turn(*turn),
-            Event::NextState { turn, next, at } => {
-                let entry = self.turn_mut(turn)?;
-                entry
-                    .next
-                    .get_or_insert_default()
-                    .messages
-                    .extend(next.messages);
-                let key = (entry.turn.profile.clone(), entry.turn.session.clone());
-                if let Some(session) = self.sessions.get_mut(&key) {
-                    session.record.last_active = session.record.last_active.max(at);
-                }
-                Ok(())
-            }
+            Event::NextState { turn, next, at } => self.add_next(turn, next, at),
             Event::Mark { turn, mark } => {
                 self.turn_mut(turn)?.mark = Some(mark);
                 Ok(())
@@ -117,6 +99,30 @@ impl State {
                 Ok(())
             }
         }
+    }
+
+    fn end_session(&mut self, profile: Profile, id: SessionId, end: (Millis, String)) -> Done {
+        match self.sessions.get_mut(&(profile, id.clone())) {
+            Some(entry) => {
+                entry.record.ended.get_or_insert(end);
+                Ok(())
+            }
+            None => refuse(format!("session {id} is unknown")),
+        }
+    }
+
+    fn add_next(&mut self, turn: TurnId, next: NextState, at: Millis) -> Done {
+        let entry = self.turn_mut(turn)?;
+        entry
+            .next
+            .get_or_insert_default()
+            .messages
+            .extend(next.messages);
+        let key = (entry.turn.profile.clone(), entry.turn.session.clone());
+        if let Some(session) = self.sessions.get_mut(&key) {
+            session.record.last_active = session.record.last_active.max(at);
+        }
+        Ok(())
     }
 
     fn turn_mut(&mut self, id: TurnId) -> Result<&mut TurnEntry, StoreError> {
@@ -161,7 +167,7 @@ impl State {
         Ok(())
     }
 
-    fn add_turn(&mut self, turn: Turn) -> Done {
+    fn check_turn(&self, turn: &Turn) -> Done {
         if turn.id.0 > i64::MAX as u64 {
             return refuse(format!("{} is not an id that next_turn_id gave", turn.id));
         }
@@ -200,6 +206,11 @@ impl State {
         if turn.segment == Segment::Extends && !extends {
             return refuse(format!("{} does not extend its parent's tokens", turn.id));
         }
+        Ok(())
+    }
+
+    fn add_turn(&mut self, turn: Turn) -> Done {
+        self.check_turn(&turn)?;
         let key = (turn.profile.clone(), turn.session.clone());
         let entry = self.sessions.entry(key).or_insert_with(|| SessionEntry {
             record: SessionRecord {

@@ -36,9 +36,12 @@ impl MemoryStore {
         self.lock().dead = why.map(str::to_owned);
     }
 
-    /// Does what a restart does: leases are void.
+    /// Does what a restart does: leases are void, and ids go on after the last that was stored.
     pub fn restart(&self) {
-        let state = &mut self.lock().state;
+        let mut inner = self.lock();
+        inner.given_turn = inner.state.last_turn;
+        inner.given_verdict = inner.state.last_verdict;
+        let state = &mut inner.state;
         let leased = state
             .samples
             .iter()

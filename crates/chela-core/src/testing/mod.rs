@@ -3,13 +3,17 @@
 
 mod build;
 mod engine;
+#[cfg(test)]
+mod engine_tests;
 mod futures;
 mod judge;
 mod learner;
 mod memory_state;
 mod memory_store;
 mod model;
+mod sampling;
 mod store_suite;
+mod store_suite_judging;
 mod store_suite_queue;
 
 pub use build::*;

@@ -36,9 +36,17 @@ fn folder(dir: &Path) -> ModelFiles {
 
 /// A tiny random Llama that lives as long as the engine does not need its files any more.
 pub fn tiny(seed: u64) -> Arc<LocalEngine> {
+    tiny_with(seed, options())
+}
+
+pub fn tiny_with(seed: u64, options: EngineOptions) -> Arc<LocalEngine> {
     let dir = tempfile::tempdir().unwrap();
-    let spec = testing::TinySpec::default();
-    open(&testing::write_tiny_llama(dir.path(), seed, &spec).unwrap())
+    let files = tiny_files(dir.path(), seed);
+    LocalEngine::open(&Model::open(&files).unwrap(), options).unwrap()
+}
+
+pub fn tiny_files(dir: &Path, seed: u64) -> ModelFiles {
+    testing::write_tiny_llama(dir, seed, &testing::TinySpec::default()).unwrap()
 }
 
 pub fn version(number: u64) -> PolicyVersion {

@@ -3,5 +3,6 @@
 mod common;
 mod golden;
 mod learning;
+mod requests;
 mod serving;
 mod starter;

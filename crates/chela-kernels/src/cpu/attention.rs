@@ -36,7 +36,10 @@ pub(crate) fn blocks(ranges: &[Range<usize>], size: usize) -> Vec<Block> {
         if !active.is_empty() {
             for start in (from..row).step_by(size) {
                 let rows = start..(start + size).min(row);
-                out.push(Block { rows, segments: active.clone() });
+                out.push(Block {
+                    rows,
+                    segments: active.clone(),
+                });
             }
         }
         from = row;
@@ -70,7 +73,12 @@ pub(crate) fn check_shapes(
     segments: &[Segment],
 ) -> Result<(usize, usize)> {
     let (hq, hk) = (heads.q_heads, heads.kv_heads);
-    equal(op, "query heads modulo key-value heads", 0, if hk == 0 { 1 } else { hq % hk })?;
+    equal(
+        op,
+        "query heads modulo key-value heads",
+        0,
+        if hk == 0 { 1 } else { hq % hk },
+    )?;
     let q_rows = segments.iter().map(|s| s.q.end).max().unwrap_or(0);
     let k_rows = segments.iter().map(|s| s.k.end).max().unwrap_or(0);
     check_segments(segments, q_rows, k_rows)?;
@@ -148,7 +156,11 @@ impl Cpu {
                     let at = row * hq + head;
                     // SAFETY: a tile owns one head of its query rows.
                     let (o, l) = unsafe { (out.part(at * d..(at + 1) * d), lse.part(at..at + 1)) };
-                    let inverse = if state.sum[i] > 0.0 { 1.0 / state.sum[i] } else { 0.0 };
+                    let inverse = if state.sum[i] > 0.0 {
+                        1.0 / state.sum[i]
+                    } else {
+                        0.0
+                    };
                     for (o, a) in o.iter_mut().zip(&state.out[i * d..(i + 1) * d]) {
                         *o = a * inverse;
                     }

@@ -48,7 +48,10 @@ impl Inputs<'_> {
     }
 
     fn kv(&self, data: &CpuBuf, row: usize, head: usize) -> Operand {
-        let (d, group) = (self.heads.head_dim, self.heads.q_heads / self.heads.kv_heads);
+        let (d, group) = (
+            self.heads.head_dim,
+            self.heads.q_heads / self.heads.kv_heads,
+        );
         Operand::rows(&data.0, self.heads.kv_heads * d).at(row, head / group * d)
     }
 
@@ -113,7 +116,13 @@ impl Cpu {
             }
         })?;
         let (dout, lse) = (&saved.dout.0[..], &saved.lse.0[..]);
-        let inputs = Inputs { qkv, heads, dout, lse, delta: &delta };
+        let inputs = Inputs {
+            qkv,
+            heads,
+            dout,
+            lse,
+            delta: &delta,
+        };
         self.query_pass(&inputs, segments, &Shared::new(&mut grad.dq.0))?;
         let out = (&Shared::new(&mut grad.dk.0), &Shared::new(&mut grad.dv.0));
         self.key_pass(&inputs, segments, out)
@@ -189,7 +198,11 @@ impl Cpu {
 /// Query rows of `segment` that may see one of the key rows `keys`.
 fn queries_of_block(segment: &Segment, keys: &Range<usize>) -> Range<usize> {
     let (first, last) = (keys.start - segment.k.start, keys.end - 1 - segment.k.start);
-    let start = if segment.causal { first.saturating_sub(segment.offset) } else { 0 };
+    let start = if segment.causal {
+        first.saturating_sub(segment.offset)
+    } else {
+        0
+    };
     let end = segment.window.map_or(usize::MAX, |w| {
         // offset + i - last < w
         last.saturating_add(w).saturating_sub(segment.offset)

@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use super::simd::{self, simd_fn};
+use super::simd::{self, fma, simd_fn};
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, equal, need};
 use crate::error::Result;
@@ -28,7 +28,11 @@ impl<'a> Run<'a> {
     fn part(self, j: usize, count: usize) -> Self {
         let from = j * self.stride;
         let to = self.rows.len().min(from + count * self.stride);
-        Self { rows: &self.rows[from..to], at: self.at + j, ..self }
+        Self {
+            rows: &self.rows[from..to],
+            at: self.at + j,
+            ..self
+        }
     }
 
     fn count(&self) -> usize {
@@ -53,7 +57,7 @@ simd_fn! {
                 for (acc, row) in acc.iter_mut().zip(rows) {
                     let row = &row[c..c + 8];
                     for l in 0..8 {
-                        acc[l] += q[l] * row[l];
+                        acc[l] = fma::<FMA>(q[l], row[l], acc[l]);
                     }
                 }
             }
@@ -61,7 +65,7 @@ simd_fn! {
                 *score = lanes(acc);
             }
         }
-        for j in whole..count {
+        for (j, score) in scores.iter_mut().enumerate().skip(whole) {
             let row = &run.rows[j * run.stride..][..d];
             let mut acc = [0.0_f32; 8];
             let (q_chunks, row_chunks) = (q.chunks_exact(8), row.chunks_exact(8));
@@ -69,10 +73,10 @@ simd_fn! {
             let rest: f32 = rest.map(|(q, k)| q * k).sum();
             for (q, k) in q_chunks.zip(row_chunks) {
                 for l in 0..8 {
-                    acc[l] += q[l] * k[l];
+                    acc[l] = fma::<FMA>(q[l], k[l], acc[l]);
                 }
             }
-            scores[j] = lanes(acc) + rest;
+            *score = lanes(acc) + rest;
         }
     }
 }
@@ -97,7 +101,7 @@ simd_fn! {
             for (j, p) in p.iter().enumerate() {
                 let row = &run.rows[j * run.stride + c..][..WIDE];
                 for l in 0..WIDE {
-                    acc[l] += p * row[l];
+                    acc[l] = fma::<FMA>(*p, row[l], acc[l]);
                 }
             }
             out[c..c + WIDE].copy_from_slice(&acc);
@@ -105,7 +109,7 @@ simd_fn! {
         for (j, p) in p.iter().enumerate() {
             let row = &run.rows[j * run.stride + whole..][..d - whole];
             for (o, v) in out[whole..].iter_mut().zip(row) {
-                *o += p * v;
+                *o = fma::<FMA>(*p, *v, *o);
             }
         }
     }
@@ -128,7 +132,12 @@ impl Cpu {
     ) -> Result {
         const OP: &str = "attention_decode";
         let (hq, hk, d) = (heads.q_heads, heads.kv_heads, heads.head_dim);
-        equal(OP, "query heads modulo key-value heads", 0, if hk == 0 { 1 } else { hq % hk })?;
+        equal(
+            OP,
+            "query heads modulo key-value heads",
+            0,
+            if hk == 0 { 1 } else { hq % hk },
+        )?;
         need(OP, "q", q.0.len(), caches.len() * hq * d)?;
         need(OP, "out", out.0.len(), caches.len() * hq * d)?;
         let mut chunks = Vec::new();
@@ -141,7 +150,10 @@ impl Cpu {
             let len: usize = pieces.iter().map(|p| p.len).sum();
             let from = window.map_or(0, |w| len.saturating_sub(w));
             for start in (from..len).step_by(CHUNK) {
-                chunks.push(Chunk { sequence, keys: start..(start + CHUNK).min(len) });
+                chunks.push(Chunk {
+                    sequence,
+                    keys: start..(start + CHUNK).min(len),
+                });
             }
         }
         // Partial results: d weighted values, the maximum and the sum, per chunk and query head.
@@ -155,7 +167,13 @@ impl Cpu {
             // SAFETY: a tile owns its slot.
             let slot = unsafe { shared.part(tile * width..(tile + 1) * width) };
             let q = &q.0[at..at + group * d];
-            decode_chunk(q, caches[chunk.sequence], chunk.keys.clone(), (heads, kv_head), slot);
+            decode_chunk(
+                q,
+                caches[chunk.sequence],
+                chunk.keys.clone(),
+                (heads, kv_head),
+                slot,
+            );
         })?;
         out.0[..caches.len() * hq * d].fill(0.0);
         merge(&partial, &chunks, heads, &mut out.0);
@@ -188,8 +206,13 @@ fn decode_chunk(
     let (out, sums) = slot.split_at_mut(group * d);
     with_scratch(group * n, |scores| {
         for (piece, rows, at) in runs(pieces, &keys) {
-            let span = rows.start * stride + kv_head * d..(rows.end - 1) * stride + (kv_head + 1) * d;
-            let run = Run { rows: &piece.k.0[span], stride, at };
+            let span =
+                rows.start * stride + kv_head * d..(rows.end - 1) * stride + (kv_head + 1) * d;
+            let run = Run {
+                rows: &piece.k.0[span],
+                stride,
+                at,
+            };
             for j in (0..rows.len()).step_by(NEAR) {
                 let heads = q.chunks_exact(d).zip(scores.chunks_exact_mut(n));
                 heads.for_each(|(q, scores)| score_keys(q, run.part(j, NEAR), scores));
@@ -200,8 +223,13 @@ fn decode_chunk(
             sums[1] = simd::exp_sum(row, heads.scale, sums[0]);
         }
         for (piece, rows, at) in runs(pieces, &keys) {
-            let span = rows.start * stride + kv_head * d..(rows.end - 1) * stride + (kv_head + 1) * d;
-            let run = Run { rows: &piece.v.0[span], stride, at };
+            let span =
+                rows.start * stride + kv_head * d..(rows.end - 1) * stride + (kv_head + 1) * d;
+            let run = Run {
+                rows: &piece.v.0[span],
+                stride,
+                at,
+            };
             for j in (0..rows.len()).step_by(NEAR) {
                 let heads = scores.chunks_exact(n).zip(out.chunks_exact_mut(d));
                 heads.for_each(|(p, out)| add_values(p, run.part(j, NEAR), out));
@@ -233,13 +261,20 @@ fn merge(partial: &[f32], chunks: &[Chunk], heads: Heads, out: &mut [f32]) {
     let mut first = 0;
     while first < chunks.len() {
         let sequence = chunks[first].sequence;
-        let count = chunks[first..].iter().take_while(|c| c.sequence == sequence).count();
+        let count = chunks[first..]
+            .iter()
+            .take_while(|c| c.sequence == sequence)
+            .count();
         for head in 0..heads.q_heads {
             let slot = |c: usize| &partial[((first + c) * hk + head / group) * width..][..width];
             let h = head % group;
             let sums = |c: usize| (slot(c)[group * d + 2 * h], slot(c)[group * d + 2 * h + 1]);
-            let max = (0..count).map(|c| sums(c).0).fold(f32::NEG_INFINITY, f32::max);
-            let total: f32 = (0..count).map(|c| sums(c).1 * (sums(c).0 - max).exp()).sum();
+            let max = (0..count)
+                .map(|c| sums(c).0)
+                .fold(f32::NEG_INFINITY, f32::max);
+            let total: f32 = (0..count)
+                .map(|c| sums(c).1 * (sums(c).0 - max).exp())
+                .sum();
             let o = &mut out[(sequence * heads.q_heads + head) * d..][..d];
             for c in 0..count {
                 let weight = (sums(c).0 - max).exp() / total;

@@ -35,7 +35,10 @@ fn activate(silu: bool, x: f32) -> (f32, f32) {
     } else {
         let t = tanh(GELU_A * (x + GELU_B * x * x * x));
         let slope = GELU_A * (1.0 + 3.0 * GELU_B * x * x);
-        (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+        (
+            0.5 * x * (1.0 + t),
+            0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope,
+        )
     }
 }
 
@@ -90,14 +93,14 @@ simd_fn! {
 }
 
 simd_fn! {
-    // x - x is 0 for a finite number and NaN for any other; NaN survives every addition.
+    // 0 x is 0 for a finite number and NaN for any other; NaN survives every addition.
     fn finite(x: &[f32]) -> bool {
         let mut acc = [0.0_f32; LANES];
         let chunks = x.chunks_exact(LANES);
-        let rest: f32 = chunks.remainder().iter().map(|x| x - x).sum();
+        let rest: f32 = chunks.remainder().iter().map(|x| 0.0 * x).sum();
         for c in chunks {
             for l in 0..LANES {
-                acc[l] += c[l] - c[l];
+                acc[l] += 0.0 * c[l];
             }
         }
         acc.iter().sum::<f32>() + rest == 0.0
@@ -128,7 +131,9 @@ simd_fn! {
 impl Cpu {
     fn pieces(&self, n: usize, cost: f64, task: impl Fn(Range<usize>) + Sync) -> Result {
         let pieces = n.div_ceil(1024);
-        self.ranges(pieces, cost * 1024.0, |r| task(r.start * 1024..(r.end * 1024).min(n)))
+        self.ranges(pieces, cost * 1024.0, |r| {
+            task(r.start * 1024..(r.end * 1024).min(n))
+        })
     }
 
     pub(crate) fn glu_impl(
@@ -240,7 +245,11 @@ impl Cpu {
             equal("adamw", what, n, buf.0.len())?;
         }
         let correct = |beta: f32| (1.0 - f64::from(beta).powf(adamw.step.max(1) as f64)) as f32;
-        let constants = (adamw, adamw.lr / correct(adamw.beta1), 1.0 / correct(adamw.beta2));
+        let constants = (
+            adamw,
+            adamw.lr / correct(adamw.beta1),
+            1.0 / correct(adamw.beta2),
+        );
         let (p, g) = (Shared::new(&mut param.0), &grad.0);
         let (m, v) = (Shared::new(&mut first.0), Shared::new(&mut second.0));
         self.pieces(n, 1.5, |r| {

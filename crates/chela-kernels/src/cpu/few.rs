@@ -7,6 +7,7 @@
 use core::ops::Range;
 
 use super::CpuWeight;
+use super::linear::with_rows;
 use super::simd::dot;
 use super::tiles::with_scratch;
 use crate::dtype::DType;
@@ -32,7 +33,11 @@ impl<'a> Rows<'a> {
     /// Rows from `first` on, at most `count`.
     pub(crate) fn part(self, first: usize, count: usize) -> Self {
         let count = count.min(self.count - first);
-        Self { data: &self.data[first * self.stride..], count, ..self }
+        Self {
+            data: &self.data[first * self.stride..],
+            count,
+            ..self
+        }
     }
 }
 
@@ -88,23 +93,40 @@ fn products_avx2(
     x: Rows<'_>,
     mut put: impl FnMut(usize, usize, f32),
 ) {
-    use super::few_avx2::{self, MAX_M};
-    for first in (0..x.count).step_by(MAX_M) {
-        let part = x.part(first, MAX_M);
-        let together = few_avx2::rows_together(part.count);
-        for n in w_rows.clone().step_by(together) {
-            let count = together.min(w_rows.end - n);
-            let bytes = weight.row_span(n..n + count);
-            let rows = (bytes.as_ptr(), weight.row_bytes(), count);
-            // SAFETY: `products` detected the features; the rows' bytes were just borrowed and hold
-            // `cols` numbers each, which equals `x.width` (`linear` checks it).
-            let out = unsafe { few_avx2::products(weight.dtype(), rows, part) };
-            for (i, out) in out.iter().enumerate().take(count) {
-                for (m, value) in out.iter().enumerate().take(part.count) {
-                    put(first + m, n + i, value + tail(weight, n + i, part.row(m)));
+    use super::few_avx2::{self, DENSE_M, DENSE_N};
+    let mut show =
+        |first: usize, count: usize, (n, rows): (usize, usize), out: &few_avx2::Block| {
+            for (i, out) in out.iter().enumerate().take(rows) {
+                for (m, value) in out.iter().enumerate().take(count) {
+                    let rest = tail(weight, n + i, x.row(first + m));
+                    put(first + m, n + i, value + rest);
                 }
             }
+        };
+    if x.count <= few_avx2::direct_m(weight.dtype()) {
+        let together = few_avx2::direct_n(x.count);
+        for n in w_rows.clone().step_by(together) {
+            let rows = together.min(w_rows.end - n);
+            let bytes = (weight.row_span(n..n + rows).as_ptr(), weight.row_bytes());
+            // SAFETY: `products` detected the features; the rows were just borrowed and hold `cols`
+            // numbers each, which equals `x.width` (`linear` checks it).
+            let out = unsafe { few_avx2::stored(weight.dtype(), bytes, rows, x) };
+            show(0, x.count, (n, rows), &out);
         }
+        return;
+    }
+    // Even parts: five rows are three and two.
+    let part = x.count.div_ceil(x.count.div_ceil(DENSE_M));
+    for n in w_rows.clone().step_by(DENSE_N) {
+        let rows = DENSE_N.min(w_rows.end - n);
+        with_rows(weight, n..n + rows, |w, stride| {
+            for first in (0..x.count).step_by(part) {
+                let x = x.part(first, part);
+                // SAFETY: `products` detected the features.
+                let out = unsafe { few_avx2::dense(w, stride, rows, x) };
+                show(first, x.count, (n, rows), &out);
+            }
+        });
     }
 }
 

@@ -10,17 +10,28 @@ use super::few::Rows;
 use crate::dtype::DType;
 use crate::quant::{self, GROUP};
 
-/// Weight rows handled together: enough independent sums to hide the latency of the multiply-add.
-pub(crate) const fn rows_together(m: usize) -> usize {
-    match m {
-        1 | 2 => 4,
-        3 | 4 => 2,
-        _ => 1,
+/// Up to so many rows of x, the unpacked registers are used directly; more share rows that are
+/// unpacked into scratch, unless unpacking is almost free.
+pub(crate) fn direct_m(dtype: DType) -> usize {
+    if matches!(dtype, DType::F16 | DType::BF16) {
+        4
+    } else {
+        2
     }
 }
 
-/// The most rows of x that one kernel takes.
-pub(crate) const MAX_M: usize = 8;
+/// Weight rows of a direct kernel: enough independent sums to hide the multiply-add's latency.
+pub(crate) fn direct_n(m: usize) -> usize {
+    if m <= 2 { 4 } else { 2 }
+}
+
+/// Rows of x and of w in a dense kernel: 12 sums, 3 weights and one x fill the 16 registers.
+pub(crate) const DENSE_M: usize = 4;
+/// See [`DENSE_M`].
+pub(crate) const DENSE_N: usize = 3;
+
+/// Results of one kernel: rows of w by rows of x.
+pub(crate) type Block = [[f32; 4]; 4];
 
 /// How a stored type unpacks 32 numbers.
 trait Unpack {
@@ -140,7 +151,14 @@ impl Unpack for Half {
     #[inline(always)]
     unsafe fn load(p: *const u8, _: usize) -> [__m256; 4] {
         // SAFETY: 64 readable bytes by the caller's promise.
-        unsafe { [half8(p), half8(p.add(16)), half8(p.add(32)), half8(p.add(48))] }
+        unsafe {
+            [
+                half8(p),
+                half8(p.add(16)),
+                half8(p.add(32)),
+                half8(p.add(48)),
+            ]
+        }
     }
 }
 
@@ -151,7 +169,14 @@ impl Unpack for Brain {
     #[inline(always)]
     unsafe fn load(p: *const u8, _: usize) -> [__m256; 4] {
         // SAFETY: 64 readable bytes by the caller's promise.
-        unsafe { [brain8(p), brain8(p.add(16)), brain8(p.add(32)), brain8(p.add(48))] }
+        unsafe {
+            [
+                brain8(p),
+                brain8(p.add(16)),
+                brain8(p.add(32)),
+                brain8(p.add(48)),
+            ]
+        }
     }
 }
 
@@ -164,7 +189,12 @@ impl Unpack for Q8_0 {
         // SAFETY: 34 readable bytes by the caller's promise.
         unsafe {
             let d = _mm256_set1_ps(half(p));
-            [signed8(p.add(2), d), signed8(p.add(10), d), signed8(p.add(18), d), signed8(p.add(26), d)]
+            [
+                signed8(p.add(2), d),
+                signed8(p.add(10), d),
+                signed8(p.add(18), d),
+                signed8(p.add(26), d),
+            ]
         }
     }
 }
@@ -176,10 +206,20 @@ impl Unpack for Q8_0 {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn nibbles(p: *const u8) -> [__m256; 4] {
-    let mask = _mm_set1_epi8(15);
+    // One shuffle brings eight bytes into eight lanes; each holds a low and a high number.
+    let pick = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    let pick = _mm256_or_si256(pick, _mm256_set1_epi32(0x8080_8000_u32 as i32));
     // SAFETY: the caller's promise.
-    let q = unsafe { _mm_loadu_si128(p.cast()) };
-    spread(_mm_and_si128(q, mask), _mm_and_si128(_mm_srli_epi16::<4>(q), mask))
+    let q = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(p.cast()) });
+    let a = _mm256_shuffle_epi8(q, pick);
+    let b = _mm256_shuffle_epi8(q, _mm256_add_epi32(pick, _mm256_set1_epi32(8)));
+    let mask = _mm256_set1_epi32(15);
+    [
+        _mm256_cvtepi32_ps(_mm256_and_si256(a, mask)),
+        _mm256_cvtepi32_ps(_mm256_and_si256(b, mask)),
+        _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(a)),
+        _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(b)),
+    ]
 }
 
 struct Q4_0;
@@ -191,7 +231,11 @@ impl Unpack for Q4_0 {
         // SAFETY: 18 readable bytes by the caller's promise.
         unsafe {
             let d = half(p);
-            affine(nibbles(p.add(2)), _mm256_set1_ps(d), _mm256_set1_ps(-8.0 * d))
+            affine(
+                nibbles(p.add(2)),
+                _mm256_set1_ps(d),
+                _mm256_set1_ps(-8.0 * d),
+            )
         }
     }
 }
@@ -204,9 +248,12 @@ impl Unpack for Q4_1 {
     unsafe fn load(p: *const u8, _: usize) -> [__m256; 4] {
         // SAFETY: 20 readable bytes by the caller's promise.
         unsafe {
-            let pair = _mm_cvtph_ps(_mm_cvtsi32_si128(p.cast::<i32>().read_unaligned()));
-            let (d, m) = (_mm256_broadcastss_ps(pair), _mm256_broadcastss_ps(_mm_movehdup_ps(pair)));
-            affine(nibbles(p.add(4)), d, m)
+            let pair = _mm256_cvtph_ps(_mm_set1_epi32(p.cast::<i32>().read_unaligned()));
+            affine(
+                nibbles(p.add(4)),
+                _mm256_moveldup_ps(pair),
+                _mm256_movehdup_ps(pair),
+            )
         }
     }
 }
@@ -232,7 +279,11 @@ unsafe fn k_group(p: *const u8, at: usize, sub: usize) -> (__m256i, __m256, __m2
         let q = _mm256_loadu_si256(p.add(at + sub / 2 * 32).cast());
         let q = _mm256_srl_epi16(q, _mm_cvtsi32_si128(4 * (sub % 2) as i32));
         let q = _mm256_and_si256(q, _mm256_set1_epi8(15));
-        (q, _mm256_set1_ps(half(p) * s), _mm256_set1_ps(-half(p.add(2)) * m))
+        (
+            q,
+            _mm256_set1_ps(half(p) * s),
+            _mm256_set1_ps(-half(p.add(2)) * m),
+        )
     }
 }
 
@@ -285,7 +336,10 @@ impl Unpack for Q6K {
             let q = spread32(_mm256_or_si256(low, high));
             let d = half(p.add(208));
             let scales = p.add(192 + 2 * sub).cast::<i8>();
-            let (a, b) = (d * f32::from(scales.read()), d * f32::from(scales.add(1).read()));
+            let (a, b) = (
+                d * f32::from(scales.read()),
+                d * f32::from(scales.add(1).read()),
+            );
             let [q0, q1, q2, q3] = q;
             // 32 q is exact, so the shifted product is rounded once.
             let (a, a_shift) = (_mm256_set1_ps(a), _mm256_set1_ps(-32.0 * a));
@@ -315,17 +369,22 @@ fn fold(x: __m256) -> f32 {
 /// AVX2, FMA and F16C are there; `w` points at N rows of `groups` groups each, `row_bytes` apart, and
 /// `x` at M rows of `32 * groups` numbers, `stride` apart.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn block<U: Unpack, const M: usize, const N: usize>(
+unsafe fn direct<U: Unpack, const M: usize, const N: usize>(
     (w, row_bytes): (*const u8, usize),
     (x, stride): (*const f32, usize),
     groups: usize,
-) -> [[f32; MAX_M]; N] {
+) -> Block {
     let mut acc = [[_mm256_setzero_ps(); M]; N];
     for g in 0..groups {
         let (at, sub) = (g / U::GROUPS * U::BYTES, g % U::GROUPS);
         for (i, acc) in acc.iter_mut().enumerate() {
             // SAFETY: group g of row i by the caller's promise.
-            let v = unsafe { U::load(w.add(i * row_bytes + at), sub) };
+            let p = unsafe { w.add(i * row_bytes + at) };
+            // The same place of the rows after these: rows are too short for the hardware to see
+            // where they go on. A prefetch outside the matrix does nothing.
+            _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(N * row_bytes).cast());
+            // SAFETY: as above.
+            let v = unsafe { U::load(p, sub) };
             for (j, acc) in acc.iter_mut().enumerate() {
                 for (l, v) in v.iter().enumerate() {
                     // SAFETY: group g of row j of x by the caller's promise.
@@ -335,7 +394,13 @@ unsafe fn block<U: Unpack, const M: usize, const N: usize>(
             }
         }
     }
-    let mut out = [[0.0; MAX_M]; N];
+    folded(acc)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn folded<const M: usize, const N: usize>(acc: [[__m256; M]; N]) -> Block {
+    let mut out = Block::default();
     for (out, acc) in out.iter_mut().zip(acc) {
         for (out, acc) in out.iter_mut().zip(acc) {
             *out = fold(acc);
@@ -344,29 +409,87 @@ unsafe fn block<U: Unpack, const M: usize, const N: usize>(
     out
 }
 
-/// `count` rows of `w` (at most [`rows_together`]) against the rows of `x` (at most [`MAX_M`]).
+/// [`direct`] over rows of w that are f32 already; the same sums in the same order.
+///
+/// # Safety
+/// As for [`direct`], with N rows of `32 * groups` numbers at `w`, `w_stride` apart.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dense_block<const M: usize, const N: usize>(
+    (w, w_stride): (*const f32, usize),
+    (x, stride): (*const f32, usize),
+    groups: usize,
+) -> Block {
+    let mut acc = [[_mm256_setzero_ps(); M]; N];
+    for c in (0..groups * GROUP).step_by(8) {
+        let mut v = [_mm256_setzero_ps(); N];
+        for (i, v) in v.iter_mut().enumerate() {
+            // SAFETY: inside row i by the caller's promise.
+            *v = unsafe { _mm256_loadu_ps(w.add(i * w_stride + c)) };
+        }
+        for j in 0..M {
+            // SAFETY: inside row j of x by the caller's promise.
+            let x = unsafe { _mm256_loadu_ps(x.add(j * stride + c)) };
+            for (acc, v) in acc.iter_mut().zip(v) {
+                acc[j] = _mm256_fmadd_ps(v, x, acc[j]);
+            }
+        }
+    }
+    folded(acc)
+}
+
+/// `count` rows of f32 (at most [`DENSE_N`]) against the rows of `x` (at most [`DENSE_M`]).
+///
+/// # Safety
+/// AVX2, FMA and F16C are there.
+pub(crate) unsafe fn dense(w: &[f32], w_stride: usize, count: usize, x: Rows<'_>) -> Block {
+    let groups = x.width / GROUP;
+    let _ = (
+        x.row(x.count - 1),
+        &w[(count - 1) * w_stride..][..groups * GROUP],
+    );
+    let (w, x, m) = ((w.as_ptr(), w_stride), (x.data.as_ptr(), x.stride), x.count);
+    // SAFETY: the features by the caller's promise; the last rows were just checked.
+    unsafe {
+        match (m, count) {
+            (1, 1) => dense_block::<1, 1>(w, x, groups),
+            (1, 2) => dense_block::<1, 2>(w, x, groups),
+            (1, _) => dense_block::<1, 3>(w, x, groups),
+            (2, 1) => dense_block::<2, 1>(w, x, groups),
+            (2, 2) => dense_block::<2, 2>(w, x, groups),
+            (2, _) => dense_block::<2, 3>(w, x, groups),
+            (3, 1) => dense_block::<3, 1>(w, x, groups),
+            (3, 2) => dense_block::<3, 2>(w, x, groups),
+            (3, _) => dense_block::<3, 3>(w, x, groups),
+            (_, 1) => dense_block::<4, 1>(w, x, groups),
+            (_, 2) => dense_block::<4, 2>(w, x, groups),
+            _ => dense_block::<4, 3>(w, x, groups),
+        }
+    }
+}
+
+/// `count` stored rows (at most [`direct_n`]) against the rows of `x` (at most [`direct_m`]).
 ///
 /// # Safety
 /// AVX2, FMA and F16C are there and `w` points at `count` rows of `x.width` numbers of type `dtype`.
-pub(crate) unsafe fn products(
+pub(crate) unsafe fn stored(
     dtype: DType,
-    (w, row_bytes, count): (*const u8, usize, usize),
+    w: (*const u8, usize),
+    count: usize,
     x: Rows<'_>,
-) -> [[f32; MAX_M]; 4] {
-    let _ = (x.row(x.count - 1), "the last row lies inside the buffer");
-    let (w, count) = ((w, row_bytes), count);
-    // SAFETY: the caller's promise; `x.row` checked the last row of x.
+) -> Block {
+    let _ = x.row(x.count - 1);
+    // SAFETY: the caller's promise; the last row of x was just checked.
     unsafe {
         match dtype {
-            DType::F32 => rows::<F32>(w, count, x),
-            DType::F16 => rows::<Half>(w, count, x),
-            DType::BF16 => rows::<Brain>(w, count, x),
-            DType::Q8_0 => rows::<Q8_0>(w, count, x),
-            DType::Q4_0 => rows::<Q4_0>(w, count, x),
-            DType::Q4_1 => rows::<Q4_1>(w, count, x),
-            DType::Q4_K => rows::<Q4K>(w, count, x),
-            DType::Q5_K => rows::<Q5K>(w, count, x),
-            DType::Q6_K => rows::<Q6K>(w, count, x),
+            DType::F32 => stored_as::<F32>(w, count, x),
+            DType::F16 => stored_as::<Half>(w, count, x),
+            DType::BF16 => stored_as::<Brain>(w, count, x),
+            DType::Q8_0 => stored_as::<Q8_0>(w, count, x),
+            DType::Q4_0 => stored_as::<Q4_0>(w, count, x),
+            DType::Q4_1 => stored_as::<Q4_1>(w, count, x),
+            DType::Q4_K => stored_as::<Q4K>(w, count, x),
+            DType::Q5_K => stored_as::<Q5K>(w, count, x),
+            DType::Q6_K => stored_as::<Q6K>(w, count, x),
         }
     }
 }
@@ -374,34 +497,25 @@ pub(crate) unsafe fn products(
 /// Chooses the kernel for the number of rows.
 ///
 /// # Safety
-/// As for [`products`].
-unsafe fn rows<U: Unpack>(
-    w: (*const u8, usize),
-    count: usize,
-    x: Rows<'_>,
-) -> [[f32; MAX_M]; 4] {
+/// As for [`stored`].
+unsafe fn stored_as<U: Unpack>(w: (*const u8, usize), count: usize, x: Rows<'_>) -> Block {
     let (xs, groups) = ((x.data.as_ptr(), x.stride), x.width / GROUP);
-    let mut out = [[0.0; MAX_M]; 4];
+    let mut out = Block::default();
     // SAFETY: the caller's promise, for each of the `count` rows.
     unsafe {
-        let row = |i: usize| (w.0.add(i * w.1), w.1);
         match (x.count, count) {
-            (1, 4) => return block::<U, 1, 4>(w, xs, groups),
-            (2, 4) => return block::<U, 2, 4>(w, xs, groups),
-            (3, 2) => out[..2].copy_from_slice(&block::<U, 3, 2>(w, xs, groups)),
-            (4, 2) => out[..2].copy_from_slice(&block::<U, 4, 2>(w, xs, groups)),
+            (1, 4) => return direct::<U, 1, 4>(w, xs, groups),
+            (2, 4) => return direct::<U, 2, 4>(w, xs, groups),
+            (3, 2) => return direct::<U, 3, 2>(w, xs, groups),
+            (4, 2) => return direct::<U, 4, 2>(w, xs, groups),
             (m, count) => {
                 for (i, out) in out.iter_mut().enumerate().take(count) {
-                    let w = row(i);
-                    [*out] = match m {
-                        1 => block::<U, 1, 1>(w, xs, groups),
-                        2 => block::<U, 2, 1>(w, xs, groups),
-                        3 => block::<U, 3, 1>(w, xs, groups),
-                        4 => block::<U, 4, 1>(w, xs, groups),
-                        5 => block::<U, 5, 1>(w, xs, groups),
-                        6 => block::<U, 6, 1>(w, xs, groups),
-                        7 => block::<U, 7, 1>(w, xs, groups),
-                        _ => block::<U, 8, 1>(w, xs, groups),
+                    let row = (w.0.add(i * w.1), w.1);
+                    [*out, ..] = match m {
+                        1 => direct::<U, 1, 1>(row, xs, groups),
+                        2 => direct::<U, 2, 1>(row, xs, groups),
+                        3 => direct::<U, 3, 1>(row, xs, groups),
+                        _ => direct::<U, 4, 1>(row, xs, groups),
                     };
                 }
             }

@@ -36,24 +36,48 @@ impl ByRow {
     }
 
     pub(crate) fn pairs(&self, row: usize) -> impl Iterator<Item = usize> + '_ {
-        self.order[self.starts[row]..self.starts[row + 1]].iter().map(|p| *p as usize)
+        self.order[self.starts[row]..self.starts[row + 1]]
+            .iter()
+            .map(|p| *p as usize)
     }
 }
 
 /// Checks pairs against `rows` hidden rows and a vocabulary.
-pub(crate) fn check_pairs(op: &'static str, pairs: &Pairs<'_>, rows: usize, vocab: usize) -> Result {
-    equal(op, "inverse temperatures", pairs.rows.len(), pairs.inv_temperature.len())?;
-    equal(op, "candidates", pairs.rows.len() * pairs.k, pairs.candidates.len())?;
+pub(crate) fn check_pairs(
+    op: &'static str,
+    pairs: &Pairs<'_>,
+    rows: usize,
+    vocab: usize,
+) -> Result {
+    equal(
+        op,
+        "inverse temperatures",
+        pairs.rows.len(),
+        pairs.inv_temperature.len(),
+    )?;
+    equal(
+        op,
+        "candidates",
+        pairs.rows.len() * pairs.k,
+        pairs.candidates.len(),
+    )?;
     for r in pairs.rows {
         index(op, "hidden row of a pair", *r as usize, rows)?;
     }
     for c in pairs.candidates {
         index(op, "candidate id", *c as usize, vocab)?;
     }
-    if pairs.inv_temperature.iter().all(|t| t.is_finite() && *t > 0.0) {
+    if pairs
+        .inv_temperature
+        .iter()
+        .all(|t| t.is_finite() && *t > 0.0)
+    {
         return Ok(());
     }
-    Err(KernelError::NotFinite { op, what: "a pair's inverse temperature is not positive" })
+    Err(KernelError::NotFinite {
+        op,
+        what: "a pair's inverse temperature is not positive",
+    })
 }
 
 /// What one chunk says about one pair; relative to `max`, the chunk's largest scaled logit.
@@ -162,7 +186,9 @@ impl Cpu {
         let mut scores = empty(want, top_k);
         for p in 0..count {
             let parts = || parts[p..].iter().step_by(count);
-            let max = parts().map(|c| f64::from(c.max)).fold(f64::NEG_INFINITY, f64::max);
+            let max = parts()
+                .map(|c| f64::from(c.max))
+                .fold(f64::NEG_INFINITY, f64::max);
             let (mut sum, mut weighted) = (0.0, 0.0);
             for c in parts() {
                 let shift = f64::from(c.max) - max;
@@ -176,10 +202,17 @@ impl Cpu {
             }
             let t = f64::from(pairs.inv_temperature[p]);
             let logprob = |z: f32| (t * f64::from(z) - lse) as f32;
-            scores.logprobs.extend(logits[p * pairs.k..(p + 1) * pairs.k].iter().map(|z| logprob(*z)));
+            scores.logprobs.extend(
+                logits[p * pairs.k..(p + 1) * pairs.k]
+                    .iter()
+                    .map(|z| logprob(*z)),
+            );
             if let Some(top) = &mut scores.top {
                 let mut all: Best = Vec::new();
-                best.iter_mut().skip(p).step_by(count).for_each(|b| all.append(b));
+                best.iter_mut()
+                    .skip(p)
+                    .step_by(count)
+                    .for_each(|b| all.append(b));
                 all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
                 all.truncate(top_k);
                 top.ids.extend(all.iter().map(|b| b.1));
@@ -193,7 +226,10 @@ impl Cpu {
 fn empty(want: Want, top_k: usize) -> PairScores {
     PairScores {
         entropy: want.entropy.then(Vec::new),
-        top: (top_k > 0).then(|| TopK { k: top_k, ..TopK::default() }),
+        top: (top_k > 0).then(|| TopK {
+            k: top_k,
+            ..TopK::default()
+        }),
         ..PairScores::default()
     }
 }
@@ -232,8 +268,20 @@ fn score_pair(
     let (sum, weighted) = sums(z, t, max);
     let slot = chunk * pairs.rows.len() + p;
     // SAFETY: one tile looks at this chunk of this pair's row, and so owns the slot.
-    unsafe { out.parts.put(slot, Part { max: t * max, sum, weighted }) };
-    for (c, id) in pairs.candidates[p * pairs.k..(p + 1) * pairs.k].iter().enumerate() {
+    unsafe {
+        out.parts.put(
+            slot,
+            Part {
+                max: t * max,
+                sum,
+                weighted,
+            },
+        )
+    };
+    for (c, id) in pairs.candidates[p * pairs.k..(p + 1) * pairs.k]
+        .iter()
+        .enumerate()
+    {
         if ids.contains(&(*id as usize)) {
             let at = p * pairs.k + c;
             // SAFETY: the candidate lies in this tile's chunk and in no other.

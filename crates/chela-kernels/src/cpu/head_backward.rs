@@ -79,7 +79,12 @@ impl Head<'_> {
     fn check(&self, op: &'static str) -> Result {
         let count = self.pairs.rows.len();
         equal(op, "logsumexp", count, self.grads.logsumexp.len())?;
-        equal(op, "d_logprobs", count * self.pairs.k, self.grads.d_logprobs.len())?;
+        equal(
+            op,
+            "d_logprobs",
+            count * self.pairs.k,
+            self.grads.d_logprobs.len(),
+        )?;
         if let Some((entropy, d_entropy)) = self.grads.entropy {
             equal(op, "entropy", count, entropy.len())?;
             equal(op, "d_entropy", count, d_entropy.len())?;
@@ -106,13 +111,24 @@ impl Cpu {
         check_pairs(OP, &pairs, rows, vocab)?;
         let stride = dhidden.stride;
         let dx = check_mat_mut(OP, "dhidden", dhidden)?;
-        let shared = Head { pairs, grads, by_row: ByRow::new(pairs.rows, rows) };
+        let shared = Head {
+            pairs,
+            grads,
+            by_row: ByRow::new(pairs.rows, rows),
+        };
         shared.check(OP)?;
         if pairs.rows.is_empty() || width == 0 {
             return Ok(());
         }
         let mut dz = vec![0.0; rows.min(ROUND_R) * SECTION_V.min(vocab)];
-        let mut unpacked = vec![0.0; if head.as_f32().is_some() { 0 } else { SECTION_V * width }];
+        let mut unpacked = vec![
+            0.0;
+            if head.as_f32().is_some() {
+                0
+            } else {
+                SECTION_V * width
+            }
+        ];
         for first in (0..rows).step_by(ROUND_R) {
             let m = ROUND_R.min(rows - first);
             let a = Operand::rows(&x[first * hidden.stride..], hidden.stride);

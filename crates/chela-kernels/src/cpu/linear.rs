@@ -49,12 +49,25 @@ impl Cpu {
                 need(OP, "bias", bias.0.len(), o.weight.rows())?;
             }
             let stride = o.y.stride;
-            let y = MatMut { buf: &mut *o.y.buf, ..o.y };
+            let y = MatMut {
+                buf: &mut *o.y.buf,
+                ..o.y
+            };
             let y = Shared::new(check_mat_mut(OP, "y", y)?);
             let bias = o.bias.map(|b| &b.0[..o.weight.rows()]);
-            checked.push(Output { weight: o.weight, bias, y, stride });
+            checked.push(Output {
+                weight: o.weight,
+                bias,
+                y,
+                stride,
+            });
         }
-        let x = Rows { data, stride: x.stride, count: x.rows, width: x.cols };
+        let x = Rows {
+            data,
+            stride: x.stride,
+            count: x.rows,
+            width: x.cols,
+        };
         if x.count == 0 {
             return Ok(());
         }
@@ -66,7 +79,8 @@ impl Cpu {
 
     /// Tiles are runs of weight rows; each serves all rows of x, in groups of [`FEW`].
     fn linear_few(&self, x: Rows<'_>, outputs: &[Output<'_>]) -> Result {
-        let cost = x.width as f64 * few::cost_ns(outputs.first().map(|o| o.weight.dtype()), x.count);
+        let cost =
+            x.width as f64 * few::cost_ns(outputs.first().map(|o| o.weight.dtype()), x.count);
         let total: usize = outputs.iter().map(|o| o.weight.rows()).sum();
         let size = self.tile_items(total, cost, 8);
         let tiles = cut(outputs, |_| 1, size);
@@ -103,7 +117,9 @@ impl Cpu {
                     let at = i * o.stride;
                     // SAFETY: as above.
                     let y = unsafe { o.y.part(at + rows.start..at + rows.end) };
-                    y.iter_mut().zip(&bias[rows.clone()]).for_each(|(y, b)| *y += b);
+                    y.iter_mut()
+                        .zip(&bias[rows.clone()])
+                        .for_each(|(y, b)| *y += b);
                 }
             }
         })
@@ -130,7 +146,15 @@ impl Cpu {
         let a = Operand::rows(dy_data, dy.stride);
         if let Some(w) = weight.as_f32() {
             let b = Operand::rows(w, k);
-            let plan = Plan { size: (m, k, n), alpha: 1.0, a, b, c: dx, c_rs: stride, acc };
+            let plan = Plan {
+                size: (m, k, n),
+                alpha: 1.0,
+                a,
+                b,
+                c: dx,
+                c_rs: stride,
+                acc,
+            };
             // SAFETY: all matrices were checked and `dx` is borrowed mutably.
             return unsafe { self.gemm_tiles(&plan) };
         }

@@ -23,11 +23,19 @@ unsafe impl Sync for Operand {}
 
 impl Operand {
     pub(crate) fn rows(data: &[f32], stride: usize) -> Self {
-        Self { ptr: data.as_ptr(), rs: stride, cs: 1 }
+        Self {
+            ptr: data.as_ptr(),
+            rs: stride,
+            cs: 1,
+        }
     }
 
     pub(crate) fn transposed(self) -> Self {
-        Self { ptr: self.ptr, rs: self.cs, cs: self.rs }
+        Self {
+            ptr: self.ptr,
+            rs: self.cs,
+            cs: self.rs,
+        }
     }
 
     /// The operand from element (r, c) on.
@@ -93,7 +101,11 @@ pub(crate) fn tile_rows(m: usize, k: usize) -> usize {
 fn tile_shape(m: usize, n: usize, k: usize) -> (usize, usize) {
     let rows = tile_rows(m, k);
     // A shallow product is cheap per element: wider tiles, so that handing them out costs little.
-    let cols = if k < 256 { TILE_N * (256 / k.max(16)) } else { TILE_N };
+    let cols = if k < 256 {
+        TILE_N * (256 / k.max(16))
+    } else {
+        TILE_N
+    };
     (rows.max(1), cols.min(n.max(1)))
 }
 
@@ -139,8 +151,16 @@ impl Cpu {
     ) -> Result {
         const OP: &str = "matmul";
         let (m, n) = (c.rows, c.cols);
-        let (am, k) = if product == Product::TN { (a.cols, a.rows) } else { (a.rows, a.cols) };
-        let (bk, bn) = if product == Product::NT { (b.cols, b.rows) } else { (b.rows, b.cols) };
+        let (am, k) = if product == Product::TN {
+            (a.cols, a.rows)
+        } else {
+            (a.rows, a.cols)
+        };
+        let (bk, bn) = if product == Product::NT {
+            (b.cols, b.rows)
+        } else {
+            (b.rows, b.cols)
+        };
         equal(OP, "rows of c", am, m)?;
         equal(OP, "columns of c", bn, n)?;
         equal(OP, "depth of b", k, bk)?;
@@ -151,10 +171,22 @@ impl Cpu {
             return Ok(());
         }
         if m <= FEW && product != Product::TN {
-            let few = FewRows { m, n, k, alpha, a: a_data, a_stride, b: b_data, b_stride };
+            let few = FewRows {
+                m,
+                n,
+                k,
+                alpha,
+                a: a_data,
+                a_stride,
+                b: b_data,
+                b_stride,
+            };
             return self.matmul_few(product, few, c_data, c_stride, acc);
         }
-        let (mut a, mut b) = (Operand::rows(a_data, a_stride), Operand::rows(b_data, b_stride));
+        let (mut a, mut b) = (
+            Operand::rows(a_data, a_stride),
+            Operand::rows(b_data, b_stride),
+        );
         if product == Product::TN {
             a = a.transposed();
         }
@@ -162,7 +194,15 @@ impl Cpu {
             b = b.transposed();
         }
         let c = Shared::new(c_data);
-        let plan = Plan { size: (m, n, k), alpha, a, b, c, c_rs: c_stride, acc };
+        let plan = Plan {
+            size: (m, n, k),
+            alpha,
+            a,
+            b,
+            c,
+            c_rs: c_stride,
+            acc,
+        };
         // SAFETY: all three matrices were checked against their buffers, and `c` is borrowed mutably.
         unsafe { self.gemm_tiles(&plan) }
     }

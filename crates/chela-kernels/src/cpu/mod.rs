@@ -4,7 +4,7 @@ mod attention;
 mod attention_backward;
 mod attention_decode;
 mod elementwise;
-mod few;
+pub(crate) mod few;
 #[cfg(target_arch = "x86_64")]
 mod few_avx2;
 mod head;
@@ -46,7 +46,10 @@ impl Cpu {
     /// A handle with its own pool of `threads` threads (the caller counts as one), at
     /// [`Priority::Serve`].
     pub fn new(threads: usize) -> Self {
-        Self { pool: Arc::new(Pool::new(threads)), priority: Priority::Serve }
+        Self {
+            pool: Arc::new(Pool::new(threads)),
+            priority: Priority::Serve,
+        }
     }
 
     /// The pool.
@@ -56,15 +59,42 @@ impl Cpu {
 }
 
 fn need(op: &'static str, what: &'static str, has: usize, needs: usize) -> Result {
-    if has < needs { Err(KernelError::Short { op, what, needs, has }) } else { Ok(()) }
+    if has < needs {
+        Err(KernelError::Short {
+            op,
+            what,
+            needs,
+            has,
+        })
+    } else {
+        Ok(())
+    }
 }
 
 fn equal(op: &'static str, what: &'static str, expected: usize, got: usize) -> Result {
-    if expected == got { Ok(()) } else { Err(KernelError::Shape { op, what, expected, got }) }
+    if expected == got {
+        Ok(())
+    } else {
+        Err(KernelError::Shape {
+            op,
+            what,
+            expected,
+            got,
+        })
+    }
 }
 
 fn index(op: &'static str, what: &'static str, index: usize, limit: usize) -> Result {
-    if index < limit { Ok(()) } else { Err(KernelError::Index { op, what, index, limit }) }
+    if index < limit {
+        Ok(())
+    } else {
+        Err(KernelError::Index {
+            op,
+            what,
+            index,
+            limit,
+        })
+    }
 }
 
 fn mat_end(op: &'static str, rows: usize, cols: usize, stride: usize) -> Result<usize> {
@@ -72,7 +102,12 @@ fn mat_end(op: &'static str, rows: usize, cols: usize, stride: usize) -> Result<
         return Ok(0);
     }
     if stride < cols {
-        return Err(KernelError::Shape { op, what: "stride (at least)", expected: cols, got: stride });
+        return Err(KernelError::Shape {
+            op,
+            what: "stride (at least)",
+            expected: cols,
+            got: stride,
+        });
     }
     Ok((rows - 1) * stride + cols)
 }
@@ -100,7 +135,10 @@ impl Kernels for Cpu {
     type Lease = ServeLease;
 
     fn with_priority(&self, priority: Priority) -> Self {
-        Self { pool: Arc::clone(&self.pool), priority }
+        Self {
+            pool: Arc::clone(&self.pool),
+            priority,
+        }
     }
 
     fn priority(&self) -> Priority {
@@ -277,13 +315,7 @@ impl Kernels for Cpu {
         self.rope_table_impl(positions, inv_freq, scale, table)
     }
 
-    fn rope(
-        &self,
-        x: &mut CpuBuf,
-        table: &CpuBuf,
-        rope: Rope,
-        direction: RopeDirection,
-    ) -> Result {
+    fn rope(&self, x: &mut CpuBuf, table: &CpuBuf, rope: Rope, direction: RopeDirection) -> Result {
         self.rope_impl(x, table, rope, direction)
     }
 

@@ -9,7 +9,7 @@ use crate::ops::{Acc, Norm, NormGrad};
 
 simd_fn! {
     fn forward_row(x: &[f32], w: &[f32], eps: f32, plus: f32, y: &mut [f32]) {
-        let r = 1.0 / (dot_lanes(x, x) / x.len() as f32 + eps).sqrt();
+        let r = 1.0 / (dot_lanes::<FMA>(x, x) / x.len() as f32 + eps).sqrt();
         for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
             *y = x * r * (w + plus);
         }
@@ -23,7 +23,7 @@ simd_fn! {
     ) -> f32 {
         let (eps, plus) = constants;
         let width = x.len() as f32;
-        let r = 1.0 / (dot_lanes(x, x) / width + eps).sqrt();
+        let r = 1.0 / (dot_lanes::<FMA>(x, x) / width + eps).sqrt();
         let mut acc = [0.0; LANES];
         let whole = x.len() / LANES * LANES;
         for i in (0..whole).step_by(LANES) {
@@ -55,7 +55,8 @@ simd_fn! {
 
 fn check(op: &'static str, bufs: &[(&'static str, usize)], w: usize, norm: Norm) -> Result {
     need(op, "w", w, norm.width)?;
-    bufs.iter().try_for_each(|(what, len)| need(op, what, *len, norm.rows * norm.width))
+    bufs.iter()
+        .try_for_each(|(what, len)| need(op, what, *len, norm.rows * norm.width))
 }
 
 impl Cpu {
@@ -66,7 +67,12 @@ impl Cpu {
         norm: Norm,
         y: &mut CpuBuf,
     ) -> Result {
-        check("rms_norm", &[("x", x.0.len()), ("y", y.0.len())], w.0.len(), norm)?;
+        check(
+            "rms_norm",
+            &[("x", x.0.len()), ("y", y.0.len())],
+            w.0.len(),
+            norm,
+        )?;
         let (n, w) = (norm.width, &w.0[..norm.width]);
         let plus = f32::from(u8::from(norm.plus_one));
         let y = Shared::new(&mut y.0);
@@ -89,7 +95,11 @@ impl Cpu {
         grad: NormGrad<'_, CpuBuf>,
     ) -> Result {
         const OP: &str = "rms_norm_backward";
-        let lens = [("x", x.0.len()), ("dy", dy.0.len()), ("dx", grad.dx.0.len())];
+        let lens = [
+            ("x", x.0.len()),
+            ("dy", dy.0.len()),
+            ("dx", grad.dx.0.len()),
+        ];
         check(OP, &lens, w.0.len(), norm)?;
         if let Some(dw) = &grad.dw {
             need(OP, "dw", dw.0.len(), norm.width)?;

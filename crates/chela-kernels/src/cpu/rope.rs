@@ -29,7 +29,12 @@ impl Cpu {
         table: &mut CpuBuf,
     ) -> Result {
         let half = inv_freq.len();
-        need("rope_table", "table", table.0.len(), positions.len() * 2 * half)?;
+        need(
+            "rope_table",
+            "table",
+            table.0.len(),
+            positions.len() * 2 * half,
+        )?;
         let table = Shared::new(&mut table.0);
         self.ranges(positions.len(), half as f64 * 40.0, |rows| {
             for t in rows {
@@ -57,9 +62,18 @@ impl Cpu {
         need("rope", "x", x.0.len(), rope.rows * width)?;
         need("rope", "table", table.0.len(), rope.rows * 2 * rope.half)?;
         if 2 * rope.half > rope.head_dim {
-            equal("rope", "turned numbers of a head (at most)", rope.head_dim, 2 * rope.half)?;
+            equal(
+                "rope",
+                "turned numbers of a head (at most)",
+                rope.head_dim,
+                2 * rope.half,
+            )?;
         }
-        let sign = if direction == RopeDirection::Forward { 1.0 } else { -1.0 };
+        let sign = if direction == RopeDirection::Forward {
+            1.0
+        } else {
+            -1.0
+        };
         let x = Shared::new(&mut x.0);
         self.ranges(rope.rows, width as f64 * 0.3, |rows| {
             for t in rows {

@@ -22,29 +22,36 @@ pub(crate) fn isa_name() -> &'static str {
 }
 
 /// Defines a function whose body is compiled twice, plain and for AVX2 with FMA, and chosen at run
-/// time. The body is written as loops over fixed lanes, which the compiler turns into vectors.
+/// time. The body is written as loops over fixed lanes, which the compiler turns into vectors; in it,
+/// `fma::<FMA>` is one instruction where there is one and a product and a sum elsewhere.
 macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            fn plain($($arg: $ty),*) $(-> $ret)? $body
+            fn plain<const FMA: bool>($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma,f16c")]
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
-                    plain($($arg),*)
+                    plain::<true>($($arg),*)
                 }
                 if $crate::cpu::simd::has_avx2() {
                     // SAFETY: the features the callee is compiled for were just detected.
                     return unsafe { avx2($($arg),*) };
                 }
             }
-            plain($($arg),*)
+            plain::<false>($($arg),*)
         }
     };
 }
 pub(crate) use simd_fn;
+
+/// `a * b + c`
+#[inline(always)]
+pub(crate) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
+}
 
 /// `exp(x)` within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN.
 ///
@@ -90,13 +97,13 @@ pub(crate) fn fold(mut acc: [f32; LANES]) -> f32 {
 
 /// Dot product in a fixed order that depends on the length only.
 #[inline(always)]
-pub(crate) fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot_lanes<const FMA: bool>(a: &[f32], b: &[f32]) -> f32 {
     let mut acc = [0.0; LANES];
     let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let (a_rest, b_rest) = (a_chunks.remainder(), b_chunks.remainder());
     for (a, b) in a_chunks.zip(b_chunks) {
         for l in 0..LANES {
-            acc[l] += a[l] * b[l];
+            acc[l] = fma::<FMA>(a[l], b[l], acc[l]);
         }
     }
     let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
@@ -106,7 +113,7 @@ pub(crate) fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
 simd_fn! {
     /// Dot product in a fixed order that depends on the length only.
     pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-        dot_lanes(a, b)
+        dot_lanes::<FMA>(a, b)
     }
 }
 
@@ -114,7 +121,7 @@ simd_fn! {
     /// `y += alpha * x`
     pub(crate) fn axpy(alpha: f32, x: &[f32], y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {
-            *y += alpha * x;
+            *y = fma::<FMA>(alpha, *x, *y);
         }
     }
 }

@@ -19,7 +19,10 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
     pub(crate) fn new(slice: &mut [T]) -> Self {
-        Self { ptr: slice.as_mut_ptr(), len: slice.len() }
+        Self {
+            ptr: slice.as_mut_ptr(),
+            len: slice.len(),
+        }
     }
 
     pub(crate) fn ptr(&self) -> *mut T {
@@ -32,7 +35,10 @@ impl<T> Shared<T> {
     /// The slice outlives the result, and no other part in use overlaps it.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len, "a tile leaves its buffer");
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "a tile leaves its buffer"
+        );
         // SAFETY: inside the slice by the check above; disjoint and alive by the caller's promise.
         unsafe { core::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
     }

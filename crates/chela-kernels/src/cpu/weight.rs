@@ -22,7 +22,13 @@ pub struct CpuWeight(Arc<Inner>);
 
 impl core::fmt::Debug for CpuWeight {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "CpuWeight({} {} x {})", self.dtype(), self.rows(), self.cols())
+        write!(
+            f,
+            "CpuWeight({} {} x {})",
+            self.dtype(),
+            self.rows(),
+            self.cols()
+        )
     }
 }
 
@@ -30,11 +36,23 @@ impl CpuWeight {
     pub(crate) fn new(dtype: DType, rows: usize, cols: usize, bytes: WeightBytes) -> Result<Self> {
         let row_bytes = dtype.row_bytes(cols)?;
         let has = (*bytes).as_ref().len();
-        let needs = row_bytes.checked_mul(rows).unwrap_or(usize::MAX);
+        let needs = row_bytes.saturating_mul(rows);
         if has != needs {
-            return Err(KernelError::WeightBytes { dtype: dtype.name(), rows, cols, needs, has });
+            return Err(KernelError::WeightBytes {
+                dtype: dtype.name(),
+                rows,
+                cols,
+                needs,
+                has,
+            });
         }
-        Ok(Self(Arc::new(Inner { dtype, rows, cols, row_bytes, bytes: aligned(dtype, bytes) })))
+        Ok(Self(Arc::new(Inner {
+            dtype,
+            rows,
+            cols,
+            row_bytes,
+            bytes: aligned(dtype, bytes),
+        })))
     }
 
     pub(crate) fn dtype(&self) -> DType {

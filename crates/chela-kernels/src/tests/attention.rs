@@ -6,7 +6,12 @@ use crate::ops::{AttentionSaved, Heads, Kernels, KvPiece, Qkv, QkvGrad};
 use crate::reference as plain;
 use crate::segments::Segment;
 
-const HEADS: Heads = Heads { q_heads: 6, kv_heads: 2, head_dim: 8, scale: 0.35 };
+const HEADS: Heads = Heads {
+    q_heads: 6,
+    kv_heads: 2,
+    head_dim: 8,
+    scale: 0.35,
+};
 
 /// A trunk of 5, two branches of 3 and 4, a leaf of 2 under the second.
 fn tree(window: Option<usize>) -> Vec<Segment> {
@@ -20,21 +25,43 @@ fn tree(window: Option<usize>) -> Vec<Segment> {
         Segment::ancestor(12..14, 8..12, 4),
         Segment::ancestor(12..14, 0..5, 9),
     ];
-    segments.into_iter().map(|s| s.with_window(window)).collect()
+    segments
+        .into_iter()
+        .map(|s| s.with_window(window))
+        .collect()
 }
 
 fn cases() -> Vec<(&'static str, usize, usize, Vec<Segment>)> {
     vec![
         ("one token", 1, 1, vec![Segment::causal(0..1)]),
         ("causal", 200, 200, vec![Segment::causal(0..200)]),
-        ("ragged", 90, 90, vec![Segment::causal(0..70), Segment::causal(70..90)]),
-        ("window", 150, 150, vec![Segment::causal(0..150).with_window(Some(9))]),
-        ("chunk", 10, 140, vec![Segment::chunk(0..10, 0..140).unwrap()]),
+        (
+            "ragged",
+            90,
+            90,
+            vec![Segment::causal(0..70), Segment::causal(70..90)],
+        ),
+        (
+            "window",
+            150,
+            150,
+            vec![Segment::causal(0..150).with_window(Some(9))],
+        ),
+        (
+            "chunk",
+            10,
+            140,
+            vec![Segment::chunk(0..10, 0..140).unwrap()],
+        ),
         (
             "chunk with window",
             70,
             300,
-            vec![Segment::chunk(0..70, 0..300).unwrap().with_window(Some(100))],
+            vec![
+                Segment::chunk(0..70, 0..300)
+                    .unwrap()
+                    .with_window(Some(100)),
+            ],
         ),
         ("tree", 14, 14, tree(None)),
         ("tree with window", 14, 14, tree(Some(6))),
@@ -48,8 +75,15 @@ struct Case {
 }
 
 fn inputs(random: &mut Random, rows: usize, keys: usize) -> Case {
-    let (q, kv) = (HEADS.q_heads * HEADS.head_dim, HEADS.kv_heads * HEADS.head_dim);
-    Case { q: random.buf(rows * q), k: random.buf(keys * kv), v: random.buf(keys * kv) }
+    let (q, kv) = (
+        HEADS.q_heads * HEADS.head_dim,
+        HEADS.kv_heads * HEADS.head_dim,
+    );
+    Case {
+        q: random.buf(rows * q),
+        k: random.buf(keys * kv),
+        v: random.buf(keys * kv),
+    }
 }
 
 #[test]
@@ -62,8 +96,13 @@ fn attention_is_the_dense_softmax() {
             let case = inputs(&mut random, rows, keys);
             let mut out = cpu.zeros(case.q.0.len()).unwrap();
             let mut lse = cpu.zeros(rows * HEADS.q_heads).unwrap();
-            let qkv = Qkv { q: &case.q, k: &case.k, v: &case.v };
-            cpu.attention(qkv, HEADS, &segments, &mut out, &mut lse).unwrap();
+            let qkv = Qkv {
+                q: &case.q,
+                k: &case.k,
+                v: &case.v,
+            };
+            cpu.attention(qkv, HEADS, &segments, &mut out, &mut lse)
+                .unwrap();
             let wide = [&case.q, &case.k, &case.v].map(|b| plain::wide(&b.0));
             let expected = plain::attention((&wide[0], &wide[1], &wide[2]), HEADS, &segments);
             close(&out.0, &expected.0, 1e-5);
@@ -78,7 +117,12 @@ fn gradients_of_attention() {
     let cpu = Cpu::new(2);
     let small = [
         ("causal", 9, 9, vec![Segment::causal(0..9)]),
-        ("chunk", 3, 9, vec![Segment::chunk(0..3, 0..9).unwrap().with_window(Some(4))]),
+        (
+            "chunk",
+            3,
+            9,
+            vec![Segment::chunk(0..3, 0..9).unwrap().with_window(Some(4))],
+        ),
         ("tree", 14, 14, tree(None)),
         ("tree with window", 14, 14, tree(Some(6))),
     ];
@@ -104,14 +148,28 @@ fn gradients(cpu: &Cpu, case: &Case, segments: &[Segment], dout: &CpuBuf) -> [Ve
     let rows = case.q.0.len() / (HEADS.q_heads * HEADS.head_dim);
     let mut out = cpu.zeros(case.q.0.len()).unwrap();
     let mut lse = cpu.zeros(rows * HEADS.q_heads).unwrap();
-    let qkv = Qkv { q: &case.q, k: &case.k, v: &case.v };
-    cpu.attention(qkv, HEADS, segments, &mut out, &mut lse).unwrap();
+    let qkv = Qkv {
+        q: &case.q,
+        k: &case.k,
+        v: &case.v,
+    };
+    cpu.attention(qkv, HEADS, segments, &mut out, &mut lse)
+        .unwrap();
     let mut dq = cpu.zeros(case.q.0.len()).unwrap();
     let mut dk = cpu.zeros(case.k.0.len()).unwrap();
     let mut dv = cpu.zeros(case.v.0.len()).unwrap();
-    let saved = AttentionSaved { out: &out, lse: &lse, dout };
-    let grad = QkvGrad { dq: &mut dq, dk: &mut dk, dv: &mut dv };
-    cpu.attention_backward(qkv, HEADS, segments, saved, grad).unwrap();
+    let saved = AttentionSaved {
+        out: &out,
+        lse: &lse,
+        dout,
+    };
+    let grad = QkvGrad {
+        dq: &mut dq,
+        dk: &mut dk,
+        dv: &mut dv,
+    };
+    cpu.attention_backward(qkv, HEADS, segments, saved, grad)
+        .unwrap();
     [dq.0, dk.0, dv.0]
 }
 
@@ -147,20 +205,29 @@ fn decoding_over_caches_is_the_last_row_of_attention() {
     for window in [None, Some(7), Some(600)] {
         let cpu = Cpu::new(2);
         let lengths = [1_usize, 30, 700, 1100];
-        let caches: Vec<Case> = lengths.iter().map(|l| inputs(&mut random, 1, l + 4)).collect();
+        let caches: Vec<Case> = lengths
+            .iter()
+            .map(|l| inputs(&mut random, 1, l + 4))
+            .collect();
         let q = random.buf(lengths.len() * hq * d);
         // Each cache is read as two pieces, starting at row 2.
         let pieces: Vec<Vec<KvPiece<'_, CpuBuf>>> = caches
             .iter()
             .zip(&lengths)
             .map(|(c, l)| {
-                let piece = |at, len| KvPiece { k: &c.k, v: &c.v, at, len };
+                let piece = |at, len| KvPiece {
+                    k: &c.k,
+                    v: &c.v,
+                    at,
+                    len,
+                };
                 vec![piece(2, l / 3), piece(2 + l / 3, l - l / 3)]
             })
             .collect();
         let views: Vec<_> = pieces.iter().map(Vec::as_slice).collect();
         let mut out = random.buf(lengths.len() * hq * d);
-        cpu.attention_decode(&q, &views, HEADS, window, &mut out).unwrap();
+        cpu.attention_decode(&q, &views, HEADS, window, &mut out)
+            .unwrap();
         for (s, (c, l)) in caches.iter().zip(&lengths).enumerate() {
             let row = s * hq * d..(s + 1) * hq * d;
             let rows = 2 * hk * d..(2 + l) * hk * d;
@@ -171,8 +238,14 @@ fn decoding_over_caches_is_the_last_row_of_attention() {
             // Alone, and in one piece, it is the same to the bit.
             let alone = CpuBuf(q.0[row.clone()].to_vec());
             let mut single = cpu.zeros(hq * d).unwrap();
-            let one = [KvPiece { k: &c.k, v: &c.v, at: 2, len: *l }];
-            cpu.attention_decode(&alone, &[&one], HEADS, window, &mut single).unwrap();
+            let one = [KvPiece {
+                k: &c.k,
+                v: &c.v,
+                at: 2,
+                len: *l,
+            }];
+            cpu.attention_decode(&alone, &[&one], HEADS, window, &mut single)
+                .unwrap();
             assert_eq!(single.0, out.0[row]);
         }
     }
@@ -183,9 +256,24 @@ fn ranges_outside_the_buffers_are_refused() {
     let (cpu, mut random) = (Cpu::new(1), Random(44));
     let case = inputs(&mut random, 4, 4);
     let (mut out, mut lse) = (cpu.zeros(4 * 48).unwrap(), cpu.zeros(24).unwrap());
-    let qkv = Qkv { q: &case.q, k: &case.k, v: &case.v };
+    let qkv = Qkv {
+        q: &case.q,
+        k: &case.k,
+        v: &case.v,
+    };
     let wrong = [Segment::causal(0..5)];
-    assert!(cpu.attention(qkv, HEADS, &wrong, &mut out, &mut lse).is_err());
-    let piece = [KvPiece { k: &case.k, v: &case.v, at: 2, len: 3 }];
-    assert!(cpu.attention_decode(&case.q, &[&piece], HEADS, None, &mut out).is_err());
+    assert!(
+        cpu.attention(qkv, HEADS, &wrong, &mut out, &mut lse)
+            .is_err()
+    );
+    let piece = [KvPiece {
+        k: &case.k,
+        v: &case.v,
+        at: 2,
+        len: 3,
+    }];
+    assert!(
+        cpu.attention_decode(&case.q, &[&piece], HEADS, None, &mut out)
+            .is_err()
+    );
 }

@@ -25,12 +25,20 @@ fn gated_units_and_their_gradients() {
     let n = 100;
     for activation in [Activation::Silu, Activation::GeluTanh] {
         let (gate, up, dout) = (random.buf(n), random.buf(n), random.buf(n));
-        let (g, u, d) = (plain::wide(&gate.0), plain::wide(&up.0), plain::wide(&dout.0));
+        let (g, u, d) = (
+            plain::wide(&gate.0),
+            plain::wide(&up.0),
+            plain::wide(&dout.0),
+        );
         let mut out = cpu.zeros(n).unwrap();
         cpu.glu(activation, n, &gate, &up, &mut out).unwrap();
         close(&out.0, &plain::glu(activation, &g, &u), 1e-6);
         let (mut dgate, mut dup) = (cpu.zeros(n).unwrap(), cpu.zeros(n).unwrap());
-        let grad = GluGrad { dout: &dout, dgate: &mut dgate, dup: &mut dup };
+        let grad = GluGrad {
+            dout: &dout,
+            dgate: &mut dgate,
+            dup: &mut dup,
+        };
         cpu.glu_backward(activation, n, &gate, &up, grad).unwrap();
         let loss = |y: Vec<f64>| y.iter().zip(&d).map(|(y, d)| y * d).sum::<f64>();
         let by_gate = plain::finite_difference(&g, |g| loss(plain::glu(activation, g, &u)));
@@ -48,7 +56,11 @@ fn gated_units_survive_extreme_gates() {
     for activation in [Activation::Silu, Activation::GeluTanh] {
         let mut out = cpu.zeros(4).unwrap();
         cpu.glu(activation, 4, &gate, &up, &mut out).unwrap();
-        assert_eq!((out.0[1].abs(), out.0[2], out.0[3]), (0.0, 200.0, 1e30), "{activation:?}");
+        assert_eq!(
+            (out.0[1].abs(), out.0[2], out.0[3]),
+            (0.0, 200.0, 1e30),
+            "{activation:?}"
+        );
         assert_eq!(out.0[0].abs(), 0.0);
     }
 }
@@ -61,7 +73,10 @@ fn sums_and_checks() {
     let exact: f64 = x.0.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
     let got = cpu.sum_squares(n, &x).unwrap();
     assert!((got - exact).abs() < 1e-9 * exact);
-    assert_eq!(got.to_bits(), Cpu::new(1).sum_squares(n, &x).unwrap().to_bits());
+    assert_eq!(
+        got.to_bits(),
+        Cpu::new(1).sum_squares(n, &x).unwrap().to_bits()
+    );
     assert!(cpu.all_finite(n, &x).unwrap());
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for at in [0, 99_999, n - 1] {
@@ -82,8 +97,8 @@ fn axpy_scale_fill() {
     cpu.axpy(4999, 0.5, &x, &mut y).unwrap();
     cpu.scale(4999, 2.0, &mut y).unwrap();
     let mut expected = plain::wide(&start.0);
-    for i in 0..4999 {
-        expected[i] = 2.0 * (expected[i] + 0.5 * f64::from(x.0[i]));
+    for (e, x) in expected.iter_mut().zip(&x.0).take(4999) {
+        *e = 2.0 * (*e + 0.5 * f64::from(*x));
     }
     close(&y.0, &expected, 1e-6);
     cpu.fill(2, 7.0, &mut y).unwrap();
@@ -96,8 +111,7 @@ fn adamw_follows_the_paper() {
     let n = 3000;
     let mut p = random.buf(n);
     let (mut m, mut v) = (cpu.zeros(n).unwrap(), cpu.zeros(n).unwrap());
-    let mut state: Vec<(f64, f64, f64)> =
-        p.0.iter().map(|p| (f64::from(*p), 0.0, 0.0)).collect();
+    let mut state: Vec<(f64, f64, f64)> = p.0.iter().map(|p| (f64::from(*p), 0.0, 0.0)).collect();
     for step in 1..=5 {
         let g = random.buf(n);
         let adamw = AdamW {

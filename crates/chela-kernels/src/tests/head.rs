@@ -32,7 +32,9 @@ fn case(random: &mut Random, hidden: usize, vocab: usize, k: usize) -> Case {
         // Some rows occur several times, in no order.
         rows: (0..pairs).map(|p| ((p * 5) % hidden) as u32).collect(),
         inv_temperature: (0..pairs).map(|p| [1.0, 1.6, 0.7][p % 3]).collect(),
-        candidates: (0..pairs * k).map(|_| (random.bits() as usize % vocab) as u32).collect(),
+        candidates: (0..pairs * k)
+            .map(|_| (random.bits() as usize % vocab) as u32)
+            .collect(),
         k,
     }
 }
@@ -43,28 +45,44 @@ fn logps(hidden: &[f64], w: &[f64], case: &Case) -> Vec<Vec<f64>> {
     let z = plain::matmul_nt(hidden, w, (rows, vocab, WIDTH));
     let scaled = |p: usize| {
         let row = &z[case.rows[p] as usize * vocab..][..vocab];
-        row.iter().map(|z| z * f64::from(case.inv_temperature[p])).collect::<Vec<_>>()
+        row.iter()
+            .map(|z| z * f64::from(case.inv_temperature[p]))
+            .collect::<Vec<_>>()
     };
-    (0..case.rows.len()).map(|p| plain::log_softmax(&scaled(p))).collect()
+    (0..case.rows.len())
+        .map(|p| plain::log_softmax(&scaled(p)))
+        .collect()
 }
 
 #[test]
 fn scores_are_the_log_softmax() {
     let mut random = Random(50);
-    for (threads, dtype, hidden, vocab) in
-        [(1, DType::F32, 3, 50), (2, DType::Q4_1, 7, 1000), (2, DType::Q8_0, 600, 300)]
-    {
+    for (threads, dtype, hidden, vocab) in [
+        (1, DType::F32, 3, 50),
+        (2, DType::Q4_1, 7, 1000),
+        (2, DType::Q8_0, 600, 300),
+    ] {
         let cpu = Cpu::new(threads);
         let (head, w) = random.weight(&cpu, dtype, vocab, WIDTH);
         let x = random.buf(hidden * WIDTH);
         let case = case(&mut random, hidden, vocab, 4);
-        let want = Want { entropy: true, top_k: 6 };
+        let want = Want {
+            entropy: true,
+            top_k: 6,
+        };
         let mat = Mat::new(&x, hidden, WIDTH);
         let scores = cpu.head_scores(&head, mat, case.pairs(), want).unwrap();
         let expected = logps(&plain::wide(&x.0), &w, &case);
         let top = scores.top.unwrap();
         let entropies = scores.entropy.unwrap();
-        close(&entropies, &expected.iter().map(|l| plain::entropy(l)).collect::<Vec<_>>(), 1e-5);
+        close(
+            &entropies,
+            &expected
+                .iter()
+                .map(|l| plain::entropy(l))
+                .collect::<Vec<_>>(),
+            1e-5,
+        );
         for (p, logp) in expected.iter().enumerate() {
             let ids = &case.candidates[p * 4..(p + 1) * 4];
             let named: Vec<f64> = ids.iter().map(|c| logp[*c as usize]).collect();
@@ -83,19 +101,28 @@ fn scores_are_the_log_softmax() {
 #[test]
 fn gradient_of_scores_and_entropy() {
     let mut random = Random(51);
-    for (dtype, vocab, k, with_entropy) in
-        [(DType::F32, 40, 1, false), (DType::Q4_1, 300, 3, true), (DType::Q8_0, 1100, 2, true)]
-    {
+    for (dtype, vocab, k, with_entropy) in [
+        (DType::F32, 40, 1, false),
+        (DType::Q4_1, 300, 3, true),
+        (DType::Q8_0, 1100, 2, true),
+    ] {
         let cpu = Cpu::new(2);
         let hidden = 3;
         let (head, w) = random.weight(&cpu, dtype, vocab, WIDTH);
-        let x: Vec<f32> = random.floats(hidden * WIDTH).iter().map(|x| 0.2 * x).collect();
+        let x: Vec<f32> = random
+            .floats(hidden * WIDTH)
+            .iter()
+            .map(|x| 0.2 * x)
+            .collect();
         let x = cpu.upload(&x).unwrap();
         let case = case(&mut random, hidden, vocab, k);
         let count = case.rows.len();
         let d_logprobs = random.floats(count * k);
         let d_entropy = random.floats(count);
-        let want = Want { entropy: true, top_k: 0 };
+        let want = Want {
+            entropy: true,
+            top_k: 0,
+        };
         let mat = Mat::new(&x, hidden, WIDTH);
         let scores = cpu.head_scores(&head, mat, case.pairs(), want).unwrap();
         let entropy = scores.entropy.unwrap();
@@ -107,7 +134,8 @@ fn gradient_of_scores_and_entropy() {
         let mut dx = random.buf(hidden * WIDTH);
         let start = dx.clone();
         let out = MatMut::new(&mut dx, hidden, WIDTH);
-        cpu.head_backward(&head, mat, case.pairs(), grads, out).unwrap();
+        cpu.head_backward(&head, mat, case.pairs(), grads, out)
+            .unwrap();
         let loss = |x: &[f64]| {
             let mut total = 0.0;
             for (p, logp) in logps(x, &w, &case).iter().enumerate() {
@@ -121,7 +149,10 @@ fn gradient_of_scores_and_entropy() {
             total
         };
         let mut expected = plain::finite_difference(&plain::wide(&x.0), loss);
-        expected.iter_mut().zip(&start.0).for_each(|(e, s)| *e += f64::from(*s));
+        expected
+            .iter_mut()
+            .zip(&start.0)
+            .for_each(|(e, s)| *e += f64::from(*s));
         close(&dx.0, &expected, 1e-4);
     }
 }
@@ -132,7 +163,12 @@ fn wrong_pairs_are_refused() {
     let (head, _) = random.weight(&cpu, DType::F32, 10, WIDTH);
     let x = random.buf(2 * WIDTH);
     let score = |rows: &[u32], t: &[f32], candidates: &[u32]| {
-        let pairs = Pairs { rows, inv_temperature: t, candidates, k: 1 };
+        let pairs = Pairs {
+            rows,
+            inv_temperature: t,
+            candidates,
+            k: 1,
+        };
         cpu.head_scores(&head, Mat::new(&x, 2, WIDTH), pairs, Want::default())
     };
     assert!(score(&[1], &[1.0], &[9]).is_ok());
@@ -151,5 +187,9 @@ fn logits_are_a_linear() {
     let x = random.buf(2 * WIDTH);
     let mut z = cpu.zeros(260).unwrap();
     cpu.logits(&head, Mat::new(&x, 2, WIDTH), &mut z).unwrap();
-    close(&z.0, &plain::matmul_nt(&plain::wide(&x.0), &w, (2, 130, WIDTH)), 1e-5);
+    close(
+        &z.0,
+        &plain::matmul_nt(&plain::wide(&x.0), &w, (2, 130, WIDTH)),
+        1e-5,
+    );
 }

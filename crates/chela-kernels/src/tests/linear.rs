@@ -19,7 +19,14 @@ fn embedding_rows_are_the_stored_numbers() {
         let expected = [&numbers[4 * 512..], &numbers[..512], &numbers[4 * 512..]].concat();
         close(&out.0, &expected, 1e-6);
         let error = cpu.embed(&weight, &[5], &mut out).unwrap_err();
-        assert!(matches!(error, KernelError::Index { index: 5, limit: 5, .. }));
+        assert!(matches!(
+            error,
+            KernelError::Index {
+                index: 5,
+                limit: 5,
+                ..
+            }
+        ));
     }
 }
 
@@ -41,7 +48,8 @@ fn linear_of_every_type_and_number_of_rows() {
                 for mode in [RowsMode::Decode, RowsMode::Prefill] {
                     let mut y = cpu.zeros(m * n).unwrap();
                     let out = MatMut::new(&mut y, m, n);
-                    cpu.linear(Mat::new(&x, m, k), &weight, Some(&bias), out, mode).unwrap();
+                    cpu.linear(Mat::new(&x, m, k), &weight, Some(&bias), out, mode)
+                        .unwrap();
                     close(&y.0, &expected, 1e-5);
                 }
             }
@@ -59,7 +67,8 @@ fn plain_types_take_any_number_of_columns() {
             let expected = plain::matmul_nt(&plain::wide(&x.0), &w, (5, 9, k));
             let mut y = cpu.zeros(45).unwrap();
             let out = MatMut::new(&mut y, 5, 9);
-            cpu.linear(Mat::new(&x, 5, k), &weight, None, out, RowsMode::Decode).unwrap();
+            cpu.linear(Mat::new(&x, 5, k), &weight, None, out, RowsMode::Decode)
+                .unwrap();
             close(&y.0, &expected, 1e-5);
         }
     }
@@ -77,7 +86,14 @@ fn a_row_does_not_depend_on_the_others() {
         let run = |from: usize, m: usize| {
             let mut y = cpu.zeros(m * n).unwrap();
             let out = MatMut::new(&mut y, m, n);
-            cpu.linear(Mat::rows(&x, from, m, k), &weight, None, out, RowsMode::Decode).unwrap();
+            cpu.linear(
+                Mat::rows(&x, from, m, k),
+                &weight,
+                None,
+                out,
+                RowsMode::Decode,
+            )
+            .unwrap();
             y.0
         };
         let single: Vec<f32> = (0..64).flat_map(|i| run(i, 1)).collect();
@@ -96,21 +112,42 @@ fn a_group_is_its_members() {
     for (m, mode) in [(2, RowsMode::Decode), (40, RowsMode::Prefill)] {
         let x = random.buf(m * 64);
         let (mut ya, mut yb) = (cpu.zeros(m * 96).unwrap(), cpu.zeros(m * 50).unwrap());
-        let wide_out = MatMut { buf: &mut yb, offset: 3, rows: m, cols: 33, stride: 50 };
+        let wide_out = MatMut {
+            buf: &mut yb,
+            offset: 3,
+            rows: m,
+            cols: 33,
+            stride: 50,
+        };
         let last = m * 50 - 17 + 3;
         if last > m * 50 {
             continue;
         }
         let mut outputs = [
-            Linear { weight: &a, bias: None, y: MatMut::new(&mut ya, m, 96) },
-            Linear { weight: &b, bias: None, y: wide_out },
+            Linear {
+                weight: &a,
+                bias: None,
+                y: MatMut::new(&mut ya, m, 96),
+            },
+            Linear {
+                weight: &b,
+                bias: None,
+                y: wide_out,
+            },
         ];
-        cpu.linear_group(Mat::new(&x, m, 64), &mut outputs, mode).unwrap();
+        cpu.linear_group(Mat::new(&x, m, 64), &mut outputs, mode)
+            .unwrap();
         let x = plain::wide(&x.0);
         close(&ya.0, &plain::matmul_nt(&x, &wa, (m, 96, 64)), 1e-5);
-        let inner: Vec<f32> = (0..m * 33).map(|i| yb.0[3 + i / 33 * 50 + i % 33]).collect();
+        let inner: Vec<f32> = (0..m * 33)
+            .map(|i| yb.0[3 + i / 33 * 50 + i % 33])
+            .collect();
         close(&inner, &plain::matmul_nt(&x, &wb, (m, 33, 64)), 1e-5);
-        assert_eq!((yb.0[0], yb.0[36]), (0.0, 0.0), "columns beside the output are left alone");
+        assert_eq!(
+            (yb.0[0], yb.0[36]),
+            (0.0, 0.0),
+            "columns beside the output are left alone"
+        );
     }
 }
 
@@ -127,12 +164,17 @@ fn input_gradient_is_the_transposed_product() {
             let mut expected = plain::matmul_nt(&plain::wide(&dy.0), &transposed, (m, k, n));
             let mut dx = start.clone();
             let out = MatMut::new(&mut dx, m, k);
-            cpu.linear_dx(Mat::new(&dy, m, n), &weight, out, Acc::Set).unwrap();
+            cpu.linear_dx(Mat::new(&dy, m, n), &weight, out, Acc::Set)
+                .unwrap();
             close(&dx.0, &expected, 1e-5);
             let mut dx = start.clone();
             let out = MatMut::new(&mut dx, m, k);
-            cpu.linear_dx(Mat::new(&dy, m, n), &weight, out, Acc::Add).unwrap();
-            expected.iter_mut().zip(&start.0).for_each(|(e, s)| *e += f64::from(*s));
+            cpu.linear_dx(Mat::new(&dy, m, n), &weight, out, Acc::Add)
+                .unwrap();
+            expected
+                .iter_mut()
+                .zip(&start.0)
+                .for_each(|(e, s)| *e += f64::from(*s));
             close(&dx.0, &expected, 1e-5);
         }
     }
@@ -141,23 +183,64 @@ fn input_gradient_is_the_transposed_product() {
 #[test]
 fn dense_products_with_strides() {
     let (cpu, mut random) = (Cpu::new(2), Random(7));
-    for (m, n, k) in [(1, 16, 64), (7, 33, 20), (16, 40, 16), (17, 5, 9), (130, 300, 70)] {
+    for (m, n, k) in [
+        (1, 16, 64),
+        (7, 33, 20),
+        (16, 40, 16),
+        (17, 5, 9),
+        (130, 300, 70),
+    ] {
         for product in [Product::NN, Product::NT, Product::TN] {
-            let (ar, ac) = if product == Product::TN { (k, m) } else { (m, k) };
-            let (br, bc) = if product == Product::NT { (n, k) } else { (k, n) };
+            let (ar, ac) = if product == Product::TN {
+                (k, m)
+            } else {
+                (m, k)
+            };
+            let (br, bc) = if product == Product::NT {
+                (n, k)
+            } else {
+                (k, n)
+            };
             let (a, b) = (random.buf(5 + ar * (ac + 3)), random.buf(br * (bc + 1)));
             let mut c = random.buf(2 + m * (n + 2));
             let start = c.clone();
-            let a_mat = Mat { buf: &a, offset: 5, rows: ar, cols: ac, stride: ac + 3 };
-            let b_mat = Mat { buf: &b, offset: 0, rows: br, cols: bc, stride: bc + 1 };
-            let c_mat = MatMut { buf: &mut c, offset: 2, rows: m, cols: n, stride: n + 2 };
-            cpu.matmul(product, 0.5, (a_mat, b_mat), c_mat, Acc::Add).unwrap();
+            let a_mat = Mat {
+                buf: &a,
+                offset: 5,
+                rows: ar,
+                cols: ac,
+                stride: ac + 3,
+            };
+            let b_mat = Mat {
+                buf: &b,
+                offset: 0,
+                rows: br,
+                cols: bc,
+                stride: bc + 1,
+            };
+            let c_mat = MatMut {
+                buf: &mut c,
+                offset: 2,
+                rows: m,
+                cols: n,
+                stride: n + 2,
+            };
+            cpu.matmul(product, 0.5, (a_mat, b_mat), c_mat, Acc::Add)
+                .unwrap();
             let at = |i: usize, l: usize| {
-                let (r, c) = if product == Product::TN { (l, i) } else { (i, l) };
+                let (r, c) = if product == Product::TN {
+                    (l, i)
+                } else {
+                    (i, l)
+                };
                 f64::from(a.0[5 + r * (ac + 3) + c])
             };
             let bt = |l: usize, j: usize| {
-                let (r, c) = if product == Product::NT { (j, l) } else { (l, j) };
+                let (r, c) = if product == Product::NT {
+                    (j, l)
+                } else {
+                    (l, j)
+                };
                 f64::from(b.0[r * (bc + 1) + c])
             };
             let mut expected = plain::wide(&start.0);
@@ -181,7 +264,8 @@ fn few_rows_of_a_dense_product_do_not_depend_on_each_other() {
         let run = |m: usize| {
             let mut c = cpu.zeros(m * n).unwrap();
             let operands = (Mat::new(&a, m, k), Mat::new(&b, br, bc));
-            cpu.matmul(product, 1.0, operands, MatMut::new(&mut c, m, n), Acc::Set).unwrap();
+            cpu.matmul(product, 1.0, operands, MatMut::new(&mut c, m, n), Acc::Set)
+                .unwrap();
             c.0
         };
         let all = run(16);
@@ -194,18 +278,44 @@ fn few_rows_of_a_dense_product_do_not_depend_on_each_other() {
 #[test]
 fn wrong_sizes_are_refused_with_their_numbers() {
     let (cpu, mut random) = (Cpu::new(1), Random(9));
-    let short = cpu.weight(DType::Q4_1, 2, 64, Arc::new(vec![0_u8; 79])).unwrap_err();
-    assert_eq!(short.to_string(), "a Q4_1 matrix of 2 x 64 takes 80 bytes, got 79");
-    let odd = cpu.weight(DType::Q8_0, 2, 40, Arc::new(Vec::<u8>::new())).unwrap_err();
+    let short = cpu
+        .weight(DType::Q4_1, 2, 64, Arc::new(vec![0_u8; 79]))
+        .unwrap_err();
+    assert_eq!(
+        short.to_string(),
+        "a Q4_1 matrix of 2 x 64 takes 80 bytes, got 79"
+    );
+    let odd = cpu
+        .weight(DType::Q8_0, 2, 40, Arc::new(Vec::<u8>::new()))
+        .unwrap_err();
     assert!(odd.to_string().contains("blocks of 32"), "{odd}");
     let (weight, _) = random.weight(&cpu, DType::F32, 4, 8);
     let (x, mut y) = (CpuBuf(vec![0.0; 16]), CpuBuf(vec![0.0; 7]));
     let out = MatMut::new(&mut y, 2, 4);
-    let error = cpu.linear(Mat::new(&x, 2, 8), &weight, None, out, RowsMode::Decode).unwrap_err();
-    assert_eq!(error, KernelError::Short { op: "linear", what: "y", needs: 8, has: 7 });
+    let error = cpu
+        .linear(Mat::new(&x, 2, 8), &weight, None, out, RowsMode::Decode)
+        .unwrap_err();
+    assert_eq!(
+        error,
+        KernelError::Short {
+            op: "linear",
+            what: "y",
+            needs: 8,
+            has: 7
+        }
+    );
     let out = MatMut::new(&mut y, 1, 4);
-    let error = cpu.linear(Mat::new(&x, 1, 9), &weight, None, out, RowsMode::Decode).unwrap_err();
-    assert!(matches!(error, KernelError::Shape { expected: 8, got: 9, .. }));
+    let error = cpu
+        .linear(Mat::new(&x, 1, 9), &weight, None, out, RowsMode::Decode)
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        KernelError::Shape {
+            expected: 8,
+            got: 9,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -215,16 +325,48 @@ fn misaligned_floats_are_read() {
     impl AsRef<[u8]> for Off {
         fn as_ref(&self) -> &[u8] {
             // Whatever the allocation's alignment is, one of two neighbours is not a multiple of 4.
-            let from = if (self.0.as_ptr() as usize).is_multiple_of(4) { 1 } else { 0 };
+            let from = if (self.0.as_ptr() as usize).is_multiple_of(4) {
+                1
+            } else {
+                0
+            };
             &self.0[from..from + 32]
         }
     }
     let bytes = random.weight_bytes(DType::F32, 1, 8);
     let mut padded = vec![0_u8; 34];
-    let from = if (padded.as_ptr() as usize).is_multiple_of(4) { 1 } else { 0 };
+    let from = if (padded.as_ptr() as usize).is_multiple_of(4) {
+        1
+    } else {
+        0
+    };
     padded[from..from + 32].copy_from_slice(&bytes);
     let weight = cpu.weight(DType::F32, 1, 8, Arc::new(Off(padded))).unwrap();
     let mut out = cpu.zeros(8).unwrap();
     cpu.embed(&weight, &[0], &mut out).unwrap();
     close(&out.0, &plain::unpack_row(DType::F32, &bytes, 8), 0.0);
+}
+
+/// The path of machines without AVX2, on any machine.
+#[test]
+fn the_portable_path_agrees() {
+    use crate::cpu::few::{Rows, products_portable};
+    let (cpu, mut random) = (Cpu::new(1), Random(11));
+    for dtype in DType::ALL {
+        let (n, k, m) = (5, 512, 3);
+        let (weight, w) = random.weight(&cpu, dtype, n, k);
+        let x = random.floats(m * k);
+        let mut y = vec![0.0; m * n];
+        let rows = Rows {
+            data: &x,
+            stride: k,
+            count: m,
+            width: k,
+        };
+        products_portable(&weight, 0..n, rows, |i, j, value| y[i * n + j] = value);
+        close(&y, &plain::matmul_nt(&plain::wide(&x), &w, (m, n, k)), 1e-5);
+        let mut row = vec![0.0; 64];
+        crate::quant::unpack(dtype, weight.row(1), 32, &mut row);
+        close(&row, &w[k + 32..k + 96], 1e-6);
+    }
 }

@@ -50,7 +50,9 @@ impl Random {
     pub(crate) fn weight_bytes(&mut self, dtype: DType, rows: usize, cols: usize) -> Vec<u8> {
         let mut out = Vec::new();
         for _ in 0..rows * cols / dtype.block() {
-            let mut b: Vec<u8> = (0..dtype.block_bytes()).map(|_| self.bits() as u8).collect();
+            let mut b: Vec<u8> = (0..dtype.block_bytes())
+                .map(|_| self.bits() as u8)
+                .collect();
             let mut half = |at: usize, scale: f32| {
                 let x = f16::from_f32(self.normal() * scale).to_le_bytes();
                 b[at..at + 2].copy_from_slice(&x);
@@ -80,9 +82,14 @@ impl Random {
     ) -> (CpuWeight, Vec<f64>) {
         let bytes = self.weight_bytes(dtype, rows, cols);
         let row_bytes = dtype.row_bytes(cols).unwrap();
-        let numbers =
-            bytes.chunks(row_bytes).flat_map(|r| plain::unpack_row(dtype, r, cols)).collect();
-        (cpu.weight(dtype, rows, cols, Arc::new(bytes)).unwrap(), numbers)
+        let numbers = bytes
+            .chunks(row_bytes)
+            .flat_map(|r| plain::unpack_row(dtype, r, cols))
+            .collect();
+        (
+            cpu.weight(dtype, rows, cols, Arc::new(bytes)).unwrap(),
+            numbers,
+        )
     }
 }
 
@@ -93,6 +100,9 @@ pub(crate) fn close(got: &[f32], expected: &[f64], tolerance: f64) {
     let scale = expected.iter().fold(1e-3_f64, |m, e| m.max(e.abs()));
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
         let wrong = (f64::from(*g) - e).abs();
-        assert!(wrong <= tolerance * scale, "number {i}: {g} instead of {e} (scale {scale})");
+        assert!(
+            wrong <= tolerance * scale,
+            "number {i}: {g} instead of {e} (scale {scale})"
+        );
     }
 }

@@ -32,7 +32,11 @@ fn many_short_sections_from_many_threads() {
         .map(|i| {
             let (pool, total) = (Arc::clone(&pool), Arc::clone(&total));
             std::thread::spawn(move || {
-                let priority = if i % 2 == 0 { Priority::Serve } else { Priority::Train };
+                let priority = if i % 2 == 0 {
+                    Priority::Serve
+                } else {
+                    Priority::Train
+                };
                 for _ in 0..500 {
                     pool.run(priority, 7, |_| {
                         total.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +55,9 @@ fn a_panic_in_a_tile_is_an_error_and_the_pool_lives_on() {
     for threads in [1, 3] {
         let pool = Pool::new(threads);
         let error = pool
-            .run(Priority::Serve, 50, |t| assert!(t != 30, "tile {t} is broken"))
+            .run(Priority::Serve, 50, |t| {
+                assert!(t != 30, "tile {t} is broken")
+            })
             .unwrap_err();
         assert_eq!(error, KernelError::Worker("tile 30 is broken".to_owned()));
         pool.run(Priority::Train, 50, |_| {}).unwrap();
@@ -62,7 +68,10 @@ fn a_panic_in_a_tile_is_an_error_and_the_pool_lives_on() {
 fn no_training_tile_starts_under_a_lease() {
     let pool = Arc::new(Pool::new(3));
     let lease = pool.lease();
-    let (started, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (started, done) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
     let trainer = {
         let (pool, started, done) = (Arc::clone(&pool), Arc::clone(&started), Arc::clone(&done));
         std::thread::spawn(move || {

@@ -1,6 +1,6 @@
 //! Explicit feedback: scores, remarks, corrections, rewards of trainers. Durable when it returns.
 
-use crate::{control::may_see, credit, rollout::Rollout};
+use crate::{control::may_see, credit, rollout::Rollout, session::follow::REMARK};
 use chela_core::{
     Caller, Event, Feedback, FeedbackTarget, Message, NextState, Refusal, SampleState, Scope,
     SessionId, SessionRecord, TurnId, TurnKind, TurnStory, Verdict, VerdictSource,
@@ -10,7 +10,10 @@ use chela_core::{
 const EDITED: &str = "The reply should have been like this:\n";
 
 fn invalid(field: &str, message: impl Into<String>) -> Refusal {
-    Refusal::Invalid { field: field.to_owned(), message: message.into() }
+    Refusal::Invalid {
+        field: field.to_owned(),
+        message: message.into(),
+    }
 }
 
 impl Rollout {
@@ -23,7 +26,10 @@ impl Rollout {
         let said = |text: Option<String>| text.filter(|t| !t.trim().is_empty());
         let (score, text, edited) = (feedback.score, said(feedback.text), said(feedback.edited));
         if score.is_none() && text.is_none() && edited.is_none() {
-            return Err(invalid("score", "send at least one of score, text and edited"));
+            return Err(invalid(
+                "score",
+                "send at least one of score, text and edited",
+            ));
         }
         if let Some(score) = score.filter(|s| !s.is_finite()) {
             return Err(invalid("score", format!("{score} must be a finite number")));
@@ -36,14 +42,11 @@ impl Rollout {
             }
         };
         let turn = story.turn.id;
-        let (events, remark) = self.feedback_events(&story, score, text, edited);
+        let remarked = text.is_some();
+        let events = self.feedback_events(&story, score, text, edited);
         self.store.append(events).await?;
-        if let Some(remark) = remark {
-            let session = self.live.get(&story.turn.profile, &story.turn.session)?;
-            session.followed(turn, std::iter::once(crate::session::normal::key(&remark)));
-            if score.is_none() {
-                self.judge_again(&story);
-            }
+        if remarked && score.is_none() {
+            self.judge_again(&story);
         }
         self.wake.notify_one();
         Ok((turn, credit::standing_reward(&self.story(turn)?)))
@@ -55,12 +58,17 @@ impl Rollout {
         score: Option<f32>,
         text: Option<String>,
         edited: Option<String>,
-    ) -> (Vec<Event>, Option<Message>) {
+    ) -> Vec<Event> {
         let (turn, at) = (story.turn.id, self.now());
         let mut events = Vec::new();
-        let remark = text.as_ref().map(Message::user);
-        if let Some(remark) = &remark {
-            let next = NextState { messages: vec![remark.clone()] };
+        if let Some(text) = &text {
+            let remark = Message {
+                name: Some(REMARK.to_owned()),
+                ..Message::user(text)
+            };
+            let next = NextState {
+                messages: vec![remark],
+            };
             events.push(Event::NextState { turn, next, at });
         }
         if score.is_some() || edited.is_some() {
@@ -76,9 +84,14 @@ impl Rollout {
                 votes: Vec::new(),
             };
             let id = self.store.next_verdict_id();
-            events.push(Event::Verdict { turn, id, verdict: Box::new(verdict), at });
+            events.push(Event::Verdict {
+                turn,
+                id,
+                verdict: Box::new(verdict),
+                at,
+            });
         }
-        (events, remark)
+        events
     }
 
     pub(super) async fn reward(
@@ -88,7 +101,10 @@ impl Rollout {
         turn: Option<TurnId>,
     ) -> Result<TurnId, Refusal> {
         if !reward.is_finite() {
-            return Err(invalid("reward", format!("{reward} must be a finite number")));
+            return Err(invalid(
+                "reward",
+                format!("{reward} must be a finite number"),
+            ));
         }
         let record = self.own_session(caller)?;
         let story = match turn {
@@ -120,7 +136,12 @@ impl Rollout {
         };
         let (turn, at) = (story.turn.id, self.now());
         let id = self.store.next_verdict_id();
-        let event = Event::Verdict { turn, id, verdict: Box::new(verdict), at };
+        let event = Event::Verdict {
+            turn,
+            id,
+            verdict: Box::new(verdict),
+            at,
+        };
         self.store.append(vec![event]).await?;
         self.wake.notify_one();
         Ok(turn)
@@ -167,11 +188,17 @@ impl Rollout {
             .filter(|s| s.turn.kind == TurnKind::Main && s.turn.is_complete() && s.mark.is_none())
             .max_by_key(|s| s.turn.id)
             .ok_or_else(|| {
-                Refusal::NotFound(format!("session {} has no completed main turn yet", record.id))
+                Refusal::NotFound(format!(
+                    "session {} has no completed main turn yet",
+                    record.id
+                ))
             })
     }
 }
 
 fn trained(story: &TurnStory) -> bool {
-    story.samples.iter().any(|(.., state)| matches!(state, SampleState::Consumed(_)))
+    story
+        .samples
+        .iter()
+        .any(|(.., state)| matches!(state, SampleState::Consumed(_)))
 }

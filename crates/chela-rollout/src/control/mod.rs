@@ -4,6 +4,8 @@ mod feedback;
 mod policy;
 mod sessions;
 
+pub use sessions::session_key_hash;
+
 use crate::{export, rollout::Rollout};
 use chela_core::{
     BoxFuture, Caller, ControlPlane, ExportRow, ExportStyle, Feedback, PolicyAction, PolicyView,

@@ -25,11 +25,19 @@ impl Rollout {
         match action {
             PolicyAction::Pause => {
                 let why = Some("paused by an operator".to_owned());
-                self.store.append(vec![Event::Paused { profile: profile.clone(), why }]).await?;
+                self.store
+                    .append(vec![Event::Paused {
+                        profile: profile.clone(),
+                        why,
+                    }])
+                    .await?;
             }
             PolicyAction::Resume => {
                 self.store
-                    .append(vec![Event::Paused { profile: profile.clone(), why: None }])
+                    .append(vec![Event::Paused {
+                        profile: profile.clone(),
+                        why: None,
+                    }])
                     .await?;
             }
             PolicyAction::Rollback(target) => self.roll_back(&profile, target).await?,
@@ -59,10 +67,21 @@ impl Rollout {
                 served.number
             )));
         }
-        let record = if target == 0 { None } else { Some(usable(&versions, profile, target)?) };
-        let version = PolicyVersion { profile: profile.clone(), number: target };
+        let record = if target == 0 {
+            None
+        } else {
+            Some(usable(&versions, profile, target)?)
+        };
+        let version = PolicyVersion {
+            profile: profile.clone(),
+            number: target,
+        };
         let states = vec![
-            Event::Version { version: version.clone(), state: VersionState::Served, receipt: None },
+            Event::Version {
+                version: version.clone(),
+                state: VersionState::Served,
+                receipt: None,
+            },
             // After `Served`, which makes the one left merely superseded.
             Event::Version {
                 version: served.clone(),
@@ -80,10 +99,21 @@ impl Rollout {
                 "profile {profile} serves version {number} already"
             )));
         }
-        let version = PolicyVersion { profile: profile.clone(), number };
-        let record = if number == 0 { None } else { Some(usable(&versions, profile, number)?) };
+        let version = PolicyVersion {
+            profile: profile.clone(),
+            number,
+        };
+        let record = if number == 0 {
+            None
+        } else {
+            Some(usable(&versions, profile, number)?)
+        };
         let state = VersionState::Served;
-        let states = vec![Event::Version { version: version.clone(), state, receipt: None }];
+        let states = vec![Event::Version {
+            version: version.clone(),
+            state,
+            receipt: None,
+        }];
         self.swap(&version, record, states).await
     }
 
@@ -127,7 +157,10 @@ impl Rollout {
                 dir.display()
             )));
         }
-        let hash = self.engine.load(version.clone(), Weights::Adapter(dir)).await?;
+        let hash = self
+            .engine
+            .load(version.clone(), Weights::Adapter(dir))
+            .await?;
         match &record.receipt {
             Some(receipt) if receipt.weights_hash != hash => {
                 self.engine.unload(version);
@@ -146,9 +179,10 @@ fn usable<'a>(
     profile: &Profile,
     number: u64,
 ) -> Result<&'a VersionRecord, Refusal> {
-    let record = versions.iter().find(|v| v.version.number == number).ok_or_else(|| {
-        Refusal::NotFound(format!("profile {profile} has no version {number}"))
-    })?;
+    let record = versions
+        .iter()
+        .find(|v| v.version.number == number)
+        .ok_or_else(|| Refusal::NotFound(format!("profile {profile} has no version {number}")))?;
     match &record.state {
         VersionState::Rejected(why) => Err(Refusal::Conflict(format!(
             "version {number} was never served: {why}"

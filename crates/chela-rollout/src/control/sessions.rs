@@ -4,18 +4,15 @@ use crate::{
     control::may_see,
     rollout::{Rollout, unknown_session},
 };
-use chela_core::{
-    Caller, Event, Profile, Refusal, Scope, SessionId, SessionRecord,
-};
+use chela_core::{Caller, Event, Profile, Refusal, Scope, SessionId, SessionRecord};
 use sha2::{Digest, Sha256};
 
-const KEY_ALPHABET: &[u8; 64] =
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+const KEY_ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 /// Random characters of a session key: 258 bits.
 const KEY_LENGTH: usize = 43;
 
 /// SHA-256 of a key in hex: what is stored of it.
-pub fn key_hash(key: &str) -> String {
+pub fn session_key_hash(key: &str) -> String {
     hex::encode(Sha256::digest(key.as_bytes()))
 }
 
@@ -23,7 +20,10 @@ fn random_text(length: usize) -> Result<String, Refusal> {
     let mut bytes = vec![0u8; length];
     getrandom::fill(&mut bytes)
         .map_err(|e| Refusal::Internal(format!("no random numbers for a key: {e}")))?;
-    Ok(bytes.iter().map(|b| char::from(KEY_ALPHABET[usize::from(b & 63)])).collect())
+    Ok(bytes
+        .iter()
+        .map(|b| char::from(KEY_ALPHABET[usize::from(b & 63)]))
+        .collect())
 }
 
 impl Rollout {
@@ -43,7 +43,7 @@ impl Rollout {
                 });
             }
         };
-        let hash = key_hash(&key);
+        let hash = session_key_hash(&key);
         let name = task.as_deref().filter(|t| !t.is_empty()).unwrap_or("rl");
         let name: String = name.chars().filter(|c| !c.is_control()).take(200).collect();
         let id = SessionId::new(format!("{name}-{}", random_text(12)?))?;
@@ -59,7 +59,10 @@ impl Rollout {
             turns: 0,
         };
         // Both or neither: a refresh that fails leaves the old session live under its key, and can be tried again.
-        let old = self.store.session_by_key(&hash)?.filter(|r| r.ended.is_none());
+        let old = self
+            .store
+            .session_by_key(&hash)?
+            .filter(|r| r.ended.is_none());
         let mut events = match &old {
             Some(old) => self.ending(old, "refreshed")?,
             None => Vec::new(),
@@ -122,15 +125,22 @@ impl Rollout {
         if caller.scope == Scope::Admin && caller.session.is_none() {
             return self.find_session(Some(&caller.profile), id);
         }
-        self.store.session(&caller.profile, id)?.ok_or_else(|| unknown_session(id))
+        self.store
+            .session(&caller.profile, id)?
+            .ok_or_else(|| unknown_session(id))
     }
 
     pub(super) async fn forget(&self, caller: &Caller, id: &SessionId) -> Result<u64, Refusal> {
         if caller.session.is_some() {
-            return Err(Refusal::Forbidden("a session key cannot forget its session".to_owned()));
+            return Err(Refusal::Forbidden(
+                "a session key cannot forget its session".to_owned(),
+            ));
         }
         let record = self.visible_session(caller, id)?;
-        let removed = self.store.forget_session(&record.profile, &record.id).await?;
+        let removed = self
+            .store
+            .forget_session(&record.profile, &record.id)
+            .await?;
         self.live.remove(&record.profile, &record.id);
         Ok(removed)
     }

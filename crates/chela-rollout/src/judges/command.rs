@@ -1,8 +1,6 @@
 //! The judge that is a program: one JSON turn on its standard input, one JSON verdict on its standard output.
 
-use chela_core::{
-    BoxFuture, Judge, JudgeCase, JudgeError, Message, Verdict, VerdictSource,
-};
+use chela_core::{BoxFuture, Judge, JudgeCase, JudgeError, Message, Verdict, VerdictSource};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{Read, Write},
@@ -65,7 +63,11 @@ fn line(message: &Message) -> Line<'_> {
         tool_calls: message
             .tool_calls
             .iter()
-            .map(|c| Call { id: &c.id, name: &c.name, arguments: &c.arguments })
+            .map(|c| Call {
+                id: &c.id,
+                name: &c.name,
+                arguments: &c.arguments,
+            })
             .collect(),
         tool_call_id: message.tool_call_id.as_deref(),
         is_error: message.is_error,
@@ -90,8 +92,10 @@ impl CommandJudge {
     }
 
     fn ask(&self, input: Vec<u8>) -> Result<Option<Verdict>, JudgeError> {
-        let (program, arguments) =
-            self.command.split_first().ok_or_else(|| failed("judge.command is empty"))?;
+        let (program, arguments) = self
+            .command
+            .split_first()
+            .ok_or_else(|| failed("judge.command is empty"))?;
         let mut child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
@@ -114,7 +118,11 @@ impl CommandJudge {
         let out = stdout.join().unwrap_or_default();
         let err = stderr.join().unwrap_or_default();
         if !status.success() {
-            let why = String::from_utf8_lossy(&err).lines().next().unwrap_or_default().to_owned();
+            let why = String::from_utf8_lossy(&err)
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned();
             return Err(failed(format!("{program}: {status}: {why}")));
         }
         verdict(&out).map_err(|why| failed(format!("{program}: {why}")))
@@ -142,9 +150,9 @@ fn wait(child: &mut Child, limit: Duration) -> Result<std::process::ExitStatus, 
                 let _ = child.wait();
                 return Err(match outcome {
                     Err(error) => failed(error.to_string()),
-                    Ok(_) => JudgeError::Timeout(
-                        u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
-                    ),
+                    Ok(_) => {
+                        JudgeError::Timeout(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX))
+                    }
                 });
             }
         }
@@ -156,15 +164,22 @@ fn verdict(output: &[u8]) -> Result<Option<Verdict>, String> {
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let output: Option<Output> = serde_json::from_str(text.trim())
-        .map_err(|e| format!("its output is no verdict ({{\"reward\", \"hint\", \"evidence\"}}): {e}"))?;
-    let Some(output) = output else { return Ok(None) };
+    let output: Option<Output> = serde_json::from_str(text.trim()).map_err(|e| {
+        format!("its output is no verdict ({{\"reward\", \"hint\", \"evidence\"}}): {e}")
+    })?;
+    let Some(output) = output else {
+        return Ok(None);
+    };
     if let Some(reward) = output.reward
         && ![1.0, 0.0, -1.0].contains(&reward)
     {
         return Err(format!("reward {reward} must be 1, 0 or -1"));
     }
-    let hints: Vec<String> = output.hint.into_iter().filter(|h| !h.trim().is_empty()).collect();
+    let hints: Vec<String> = output
+        .hint
+        .into_iter()
+        .filter(|h| !h.trim().is_empty())
+        .collect();
     if output.reward.is_none() && hints.is_empty() {
         return Ok(None);
     }
@@ -219,7 +234,8 @@ mod tests {
 
     #[test]
     fn a_program_reads_a_turn_and_writes_a_verdict() {
-        let script = r#"grep -q '"turn":"t"' && echo '{"reward": -1, "hint": "Run the tests first."}'"#;
+        let script =
+            r#"grep -q '"turn":"t"' && echo '{"reward": -1, "hint": "Run the tests first."}'"#;
         let verdict = ask(script, 20_000).unwrap().unwrap();
         assert_eq!((verdict.reward, verdict.hints.len()), (Some(-1.0), 1));
         assert_eq!(ask("cat >/dev/null", 20_000), Ok(None));
@@ -228,8 +244,16 @@ mod tests {
 
     #[test]
     fn what_is_no_verdict_is_an_error_not_a_score() {
-        for script in ["echo 1", "echo '{\"reward\": 5}'", "echo '{\"score\": 1}'", "echo no >&2; exit 3"] {
-            assert!(matches!(ask(script, 20_000), Err(JudgeError::Failed(_))), "{script}");
+        for script in [
+            "echo 1",
+            "echo '{\"reward\": 5}'",
+            "echo '{\"score\": 1}'",
+            "echo no >&2; exit 3",
+        ] {
+            assert!(
+                matches!(ask(script, 20_000), Err(JudgeError::Failed(_))),
+                "{script}"
+            );
         }
         assert_eq!(ask("exec sleep 60", 50), Err(JudgeError::Timeout(50)));
     }

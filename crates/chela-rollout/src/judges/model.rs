@@ -5,8 +5,8 @@ use crate::{
     validators::cut,
 };
 use chela_core::{
-    BoxFuture, Judge, JudgeCase, JudgeError, Message, Role, Score, TextModel, TextRequest,
-    Verdict, VerdictSource, Vote, VoteKind,
+    BoxFuture, Judge, JudgeCase, JudgeError, Message, Role, Score, TextModel, TextRequest, Verdict,
+    VerdictSource, Vote, VoteKind,
 };
 use futures_util::future::join_all;
 use std::{sync::Arc, time::Duration};
@@ -46,7 +46,11 @@ impl Default for ModelJudgeConfig {
 impl ModelJudgeConfig {
     /// Right for the model itself: one vote, 512 tokens.
     pub fn own() -> Self {
-        Self { votes: 1, max_tokens: 512, ..Self::default() }
+        Self {
+            votes: 1,
+            max_tokens: 512,
+            ..Self::default()
+        }
     }
 }
 
@@ -64,7 +68,11 @@ impl ModelJudge {
         model: Arc<dyn TextModel>,
         config: ModelJudgeConfig,
     ) -> Self {
-        Self { name: name.into(), model, config }
+        Self {
+            name: name.into(),
+            model,
+            config,
+        }
     }
 
     /// All votes of one kind. Votes that failed are void; when all failed the judge is down.
@@ -84,7 +92,12 @@ impl ModelJudge {
                 }
                 Err(error) => {
                     let raw = format!("failed: {error}");
-                    votes.push(Vote { kind, raw, score: None, hint: None });
+                    votes.push(Vote {
+                        kind,
+                        raw,
+                        score: None,
+                        hint: None,
+                    });
                     last = error;
                 }
             }
@@ -129,7 +142,12 @@ fn read(kind: VoteKind, raw: String) -> Vote {
         VoteKind::Score => (votes::parse_score(&raw), None),
         VoteKind::Hint => votes::parse_hint(&raw),
     };
-    Vote { kind, raw, score, hint }
+    Vote {
+        kind,
+        raw,
+        score,
+        hint,
+    }
 }
 
 impl Judge for ModelJudge {
@@ -168,5 +186,7 @@ impl Judge for ModelJudge {
 /// The words a verdict rests on: the user's, else the tools'.
 fn evidence(case: &JudgeCase) -> Option<String> {
     let of = |role: Role| case.next.messages.iter().find(|m| m.role == role);
-    of(Role::User).or_else(|| of(Role::Tool)).map(|m| cut(m.content.trim(), EVIDENCE))
+    of(Role::User)
+        .or_else(|| of(Role::Tool))
+        .map(|m| cut(m.content.trim(), EVIDENCE))
 }

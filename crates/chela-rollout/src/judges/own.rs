@@ -2,8 +2,8 @@
 
 use chela_chat::{AnswerOptions, Chat};
 use chela_core::{
-    BoxFuture, Conversation, FinishReason, JudgeError, PolicyEngine, PolicyRef, Priority, Prompt,
-    SamplingEvent, SamplingParams, TextModel, TextRequest,
+    BoxFuture, Conversation, EngineError, FinishReason, JudgeError, PolicyEngine, PolicyRef,
+    Priority, Prompt, SamplingEvent, SamplingParams, TextModel, TextRequest,
 };
 use futures_util::StreamExt;
 use std::sync::Arc;
@@ -28,9 +28,14 @@ fn failed(error: impl std::fmt::Display) -> JudgeError {
 impl TextModel for EngineTextModel {
     fn complete(&self, request: TextRequest) -> BoxFuture<'_, Result<String, JudgeError>> {
         Box::pin(async move {
-            let conversation =
-                Conversation { messages: request.messages, ..Conversation::default() };
-            let rendered = self.chat.render(&conversation, Err("judge")).map_err(failed)?;
+            let conversation = Conversation {
+                messages: request.messages,
+                ..Conversation::default()
+            };
+            let rendered = self
+                .chat
+                .render(&conversation, Err("judge"))
+                .map_err(failed)?;
             let params = SamplingParams {
                 temperature: request.temperature,
                 seed: request.seed,
@@ -39,10 +44,22 @@ impl TextModel for EngineTextModel {
                 priority: Priority::Judge,
                 ..SamplingParams::default()
             };
-            let prompt = Prompt { tokens: rendered.tokens };
-            let mut events = self.engine.sample(PolicyRef::Base, prompt, params).map_err(failed)?;
-            let options =
-                AnswerOptions { tools: false, stops: Vec::new(), call_id_seed: request.seed };
+            let prompt = Prompt {
+                tokens: rendered.tokens,
+            };
+            let mut events = match self.engine.sample(PolicyRef::Base, prompt, params) {
+                Ok(events) => events,
+                // It will never fit: a void vote with its reason, not a judge that is down.
+                Err(error @ EngineError::ContextLength { .. }) => {
+                    return Ok(format!("(no answer: {error})"));
+                }
+                Err(error) => return Err(failed(error)),
+            };
+            let options = AnswerOptions {
+                tools: false,
+                stops: Vec::new(),
+                call_id_seed: request.seed,
+            };
             let mut parser = self.chat.answer_parser(options);
             while let Some(event) = events.next().await {
                 match event.map_err(failed)? {

@@ -1,9 +1,7 @@
 //! The judge that knows signs: regular expressions on what came next. The first that matches wins.
 
 use crate::{session::normal, validators::cut};
-use chela_core::{
-    BoxFuture, Judge, JudgeCase, JudgeError, Role, Verdict, VerdictSource,
-};
+use chela_core::{BoxFuture, Judge, JudgeCase, JudgeError, Role, Verdict, VerdictSource};
 use regex::{Captures, Regex, RegexBuilder};
 use serde::Deserialize;
 use thiserror::Error;
@@ -87,19 +85,23 @@ impl RulesJudge {
                 RuleRole::User => Role::User,
                 RuleRole::Tool => Role::Tool,
             };
-            case.next.messages.iter().filter(|m| m.role == role).find_map(|message| {
-                let text = normal::spoken(&message.content);
-                let found = pattern.captures(text)?;
-                let hint = rule.hint.as_ref().map(|h| expand(h, &found, text));
-                Some(Verdict {
-                    judge: format!("rules:{}", rule.name),
-                    source: VerdictSource::Rules,
-                    reward: rule.reward,
-                    hints: hint.into_iter().filter(|h| !h.trim().is_empty()).collect(),
-                    evidence: Some(cut(text, EVIDENCE)),
-                    votes: Vec::new(),
+            case.next
+                .messages
+                .iter()
+                .filter(|m| m.role == role)
+                .find_map(|message| {
+                    let text = normal::spoken(&message.content);
+                    let found = pattern.captures(text)?;
+                    let hint = rule.hint.as_ref().map(|h| expand(h, &found, text));
+                    Some(Verdict {
+                        judge: format!("rules:{}", rule.name),
+                        source: VerdictSource::Rules,
+                        reward: rule.reward,
+                        hints: hint.into_iter().filter(|h| !h.trim().is_empty()).collect(),
+                        evidence: Some(cut(text, EVIDENCE)),
+                        votes: Vec::new(),
+                    })
                 })
-            })
         })
     }
 }
@@ -109,7 +111,10 @@ fn compiled(rule: Rule) -> Result<(Rule, Regex), RuleError> {
     if let Some(reward) = rule.reward
         && ![1.0, 0.0, -1.0].contains(&reward)
     {
-        return Err(RuleError::Reward { name: name(), reward });
+        return Err(RuleError::Reward {
+            name: name(),
+            reward,
+        });
     }
     if rule.reward.is_none() && rule.hint.as_ref().is_none_or(|h| h.trim().is_empty()) {
         return Err(RuleError::Empty { name: name() });
@@ -117,7 +122,10 @@ fn compiled(rule: Rule) -> Result<(Rule, Regex), RuleError> {
     let pattern = RegexBuilder::new(&rule.pattern)
         .case_insensitive(true)
         .build()
-        .map_err(|e| RuleError::Pattern { name: name(), why: e.to_string() })?;
+        .map_err(|e| RuleError::Pattern {
+            name: name(),
+            why: e.to_string(),
+        })?;
     Ok((rule, pattern))
 }
 
@@ -183,25 +191,39 @@ mod tests {
             tools: Vec::new(),
             answer: Message::assistant("a"),
             truncated: false,
-            next: NextState { messages: next.to_vec() },
+            next: NextState {
+                messages: next.to_vec(),
+            },
         }
     }
 
     #[test]
     fn the_first_rule_that_matches_wins_and_fills_its_hint() {
         let judge = RulesJudge::new(vec![
-            rule("length", r"at most (\d+) words", Some(-1.0), Some("Use $1 words, costs $$1: $text")),
+            rule(
+                "length",
+                r"at most (\d+) words",
+                Some(-1.0),
+                Some("Use $1 words, costs $$1: $text"),
+            ),
             rule("thanks", r"^thanks", Some(1.0), None),
         ])
         .unwrap();
         let said = "Thanks, but at MOST 40 words, $0 please";
         let verdict = judge.verdict(&after(&[Message::user(said)])).unwrap();
-        assert_eq!((verdict.judge.as_str(), verdict.reward), ("rules:length", Some(-1.0)));
+        assert_eq!(
+            (verdict.judge.as_str(), verdict.reward),
+            ("rules:length", Some(-1.0))
+        );
         assert_eq!(verdict.hints, [format!("Use 40 words, costs $1: {said}")]);
         assert_eq!(verdict.evidence.as_deref(), Some(said));
         let verdict = judge.verdict(&after(&[Message::user("thanks!")])).unwrap();
         assert_eq!(verdict.reward, Some(1.0));
-        assert!(judge.verdict(&after(&[Message::user("and the next?")])).is_none());
+        assert!(
+            judge
+                .verdict(&after(&[Message::user("and the next?")]))
+                .is_none()
+        );
     }
 
     #[test]
@@ -209,9 +231,17 @@ mod tests {
         let mut tool = rule("failed", "exit code [1-9]", Some(-1.0), None);
         tool.role = RuleRole::Tool;
         let judge = RulesJudge::new(vec![tool]).unwrap();
-        assert!(judge.verdict(&after(&[Message::user("exit code 1")])).is_none());
+        assert!(
+            judge
+                .verdict(&after(&[Message::user("exit code 1")]))
+                .is_none()
+        );
         let result = Message::text(Role::Tool, "exit code 1");
-        assert!(judge.verdict(&after(&[Message::text(Role::Tool, "ok"), result])).is_some());
+        assert!(
+            judge
+                .verdict(&after(&[Message::text(Role::Tool, "ok"), result]))
+                .is_some()
+        );
     }
 
     #[test]
@@ -222,7 +252,10 @@ mod tests {
             (rule("c", "x", None, None), "hint"),
         ] {
             let name = bad.name.clone();
-            let error = RulesJudge::new(vec![bad]).map(|_| ()).unwrap_err().to_string();
+            let error = RulesJudge::new(vec![bad])
+                .map(|_| ())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(word) && error.contains(&name), "{error}");
         }
     }

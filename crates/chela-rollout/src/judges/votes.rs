@@ -81,7 +81,12 @@ pub fn majority(votes: &[Option<Score>]) -> Option<Score> {
 /// Hints long enough to teach and short enough to be one, each once, in order, at most `most`.
 pub fn usable_hints(hints: &[String], most: usize) -> Vec<String> {
     let mut seen = std::collections::HashSet::new();
-    let plain = |h: &str| h.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+    let plain = |h: &str| {
+        h.split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .to_lowercase()
+    };
     hints
         .iter()
         .map(|h| h.trim())
@@ -137,10 +142,18 @@ mod tests {
             ("<think>\\boxed{1}</think>", None),
             ("<think>\\boxed{1}", None),
             ("<think>\\boxed{1}</think> \\boxed{-1}", Some(Bad)),
-            ("it was fine \\boxed{1}</think> but \\boxed{0}", Some(Neutral)),
+            (
+                "it was fine \\boxed{1}</think> but \\boxed{0}",
+                Some(Neutral),
+            ),
             ("a</think>\\boxed{1}<think>\\boxed{-1}</think>", Some(Good)),
         ] {
-            assert_eq!(parse_score(text), score, "{}", text.chars().take(60).collect::<String>());
+            assert_eq!(
+                parse_score(text),
+                score,
+                "{}",
+                text.chars().take(60).collect::<String>()
+            );
         }
     }
 
@@ -154,17 +167,31 @@ mod tests {
         for bad in ["", "123456789", &"x".repeat(10_000)] {
             assert_eq!(parse_hint(&vote("1", bad)), (None, None));
         }
-        assert_eq!(parse_hint(&vote("-1", "Answer in two sentences.")), (Some(Bad), None));
-        assert_eq!(parse_hint("[HINT_START]Answer in two sentences.[HINT_END]"), (None, None));
+        assert_eq!(
+            parse_hint(&vote("-1", "Answer in two sentences.")),
+            (Some(Bad), None)
+        );
+        assert_eq!(
+            parse_hint("[HINT_START]Answer in two sentences.[HINT_END]"),
+            (None, None)
+        );
         assert_eq!(parse_hint("\\boxed{1}"), (None, None));
     }
 
     #[test]
     fn hints_are_kept_once_and_in_order() {
-        let hints: Vec<String> = ["short", "Use fewer words.", "use  fewer words.", "Name the file first."]
-            .map(str::to_owned)
-            .to_vec();
-        assert_eq!(usable_hints(&hints, 3), ["Use fewer words.", "Name the file first."]);
+        let hints: Vec<String> = [
+            "short",
+            "Use fewer words.",
+            "use  fewer words.",
+            "Name the file first.",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        assert_eq!(
+            usable_hints(&hints, 3),
+            ["Use fewer words.", "Name the file first."]
+        );
         assert_eq!(usable_hints(&hints, 1), ["Use fewer words."]);
     }
 }

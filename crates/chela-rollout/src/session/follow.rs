@@ -58,6 +58,13 @@ pub fn is_silent(answer: &Message) -> bool {
     answer.tool_calls.is_empty() && SILENT.contains(&answer.content.trim())
 }
 
+/// The name under which a remark that came by feedback stands among what followed a turn: it is in no client's history.
+pub const REMARK: &str = "chela-feedback";
+
+fn is_remark(message: &Message) -> bool {
+    message.name.as_deref() == Some(REMARK)
+}
+
 impl Known {
     /// Reads a stored turn.
     pub fn of(story: &TurnStory) -> Self {
@@ -72,7 +79,13 @@ impl Known {
         let last_place = outline.places.last().copied();
         let last = last_place.and_then(|p| turn.messages.get(p));
         let spoke = !turn.answer.content.trim().is_empty() || !turn.answer.tool_calls.is_empty();
-        let next = story.next.as_ref().map(|n| n.messages.iter().map(normal::key).collect());
+        let next = story.next.as_ref().map(|n| {
+            n.messages
+                .iter()
+                .filter(|m| !is_remark(m))
+                .map(normal::key)
+                .collect()
+        });
         Self {
             id: turn.id,
             parent: turn.parent,
@@ -81,7 +94,12 @@ impl Known {
             prompt: outline.whole(),
             full: outline.whole().then(answer),
             raw_len: turn.messages.len(),
-            raw: outline.raw.last().copied().unwrap_or(Key::START).then(answer),
+            raw: outline
+                .raw
+                .last()
+                .copied()
+                .unwrap_or(Key::START)
+                .then(answer),
             system: outline.system,
             tools: outline.tools,
             has_tools: outline.has_tools,
@@ -121,7 +139,11 @@ pub fn parent(turns: &[Known], request: &Outline) -> Option<Parent> {
         let answer_at = turn.prompt_len;
         // A later answer may still stand in the request behind a rewritten message.
         let later = rewritten(turns, request).filter(|p| p.answer_at > answer_at);
-        return later.or(Some(Parent { id: turn.id, answer_at, exact: true }));
+        return later.or(Some(Parent {
+            id: turn.id,
+            answer_at,
+            exact: true,
+        }));
     }
     rewritten(turns, request)
 }
@@ -139,14 +161,20 @@ fn rewritten(turns: &[Known], request: &Outline) -> Option<Parent> {
             Some((at, turn.system == request.system, turn.id))
         })
         .max()
-        .map(|(answer_at, _, id)| Parent { id, answer_at, exact: false })
+        .map(|(answer_at, _, id)| Parent {
+            id,
+            answer_at,
+            exact: false,
+        })
 }
 
 fn same_question(turn: &Known, request: &Outline, at: usize) -> bool {
     if request.keys[at] == turn.last {
         return true;
     }
-    let (Some(then), Some(now)) = (&turn.last_user, request.user_text(at)) else { return false };
+    let (Some(then), Some(now)) = (&turn.last_user, request.user_text(at)) else {
+        return false;
+    };
     !then.is_empty() && !now.is_empty() && (then.contains(now) || now.contains(then.as_str()))
 }
 
@@ -176,7 +204,10 @@ pub fn next_messages(recorded: &[Key], messages: &[Message]) -> Vec<Message> {
         .iter()
         .filter(|m| matches!(m.role, Role::User | Role::Tool) && !normal::is_passing(m))
         .collect();
-    let same = followed.iter().zip(recorded).all(|(m, k)| normal::key(m) == *k);
+    let same = followed
+        .iter()
+        .zip(recorded)
+        .all(|(m, k)| normal::key(m) == *k);
     if !same {
         return Vec::new();
     }
@@ -189,7 +220,9 @@ pub fn addressee(turns: &[Known], parent: TurnId) -> TurnId {
     let mut at = parent;
     while let Some(turn) = turns.iter().find(|t| t.id == at) {
         match turn.parent {
-            Some(before) if turn.kind == TurnKind::Side && turn.silent && before < at => at = before,
+            Some(before) if turn.kind == TurnKind::Side && turn.silent && before < at => {
+                at = before
+            }
             _ => break,
         }
     }
@@ -216,15 +249,16 @@ pub fn superseded(turns: &[Known], new: &Known) -> Vec<TurnId> {
 /// Turns that nobody went on from although the client went on from a sibling: settled when the session ends, since until then any
 /// branch may be taken up again.
 pub fn abandoned(turns: &[Known]) -> Vec<TurnId> {
-    let went_on = |t: &Known| {
-        !t.next.is_empty() || turns.iter().any(|child| child.parent == Some(t.id))
-    };
+    let went_on =
+        |t: &Known| !t.next.is_empty() || turns.iter().any(|child| child.parent == Some(t.id));
     turns
         .iter()
         .filter(|t| {
             let left = !t.marked && t.kind == TurnKind::Main && !went_on(t);
             left && t.parent.is_some()
-                && turns.iter().any(|s| s.parent == t.parent && s.id != t.id && went_on(s))
+                && turns
+                    .iter()
+                    .any(|s| s.parent == t.parent && s.id != t.id && went_on(s))
         })
         .map(|t| t.id)
         .collect()
@@ -243,3 +277,7 @@ pub fn reusable(turn: &Known, request: &Outline) -> Result<usize, &'static str> 
     }
     Ok(turn.raw_len + 1)
 }
+
+#[cfg(test)]
+#[path = "follow_tests.rs"]
+mod tests;

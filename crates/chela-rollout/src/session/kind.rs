@@ -48,11 +48,21 @@ struct Rule {
 }
 
 const fn side(client: &'static str, what: &'static str, signs: &'static [Sign]) -> Rule {
-    Rule { client, what, kind: TurnKind::Side, signs }
+    Rule {
+        client,
+        what,
+        kind: TurnKind::Side,
+        signs,
+    }
 }
 
 const fn main(client: &'static str, signs: &'static [Sign]) -> Rule {
-    Rule { client, what: "", kind: TurnKind::Main, signs }
+    Rule {
+        client,
+        what: "",
+        kind: TurnKind::Main,
+        signs,
+    }
 }
 
 use Sign::*;
@@ -61,34 +71,117 @@ const CODEX_META: &str = "x-codex-turn-metadata";
 
 /// The first that holds decides. Side calls first: a main rule only names a client.
 const RULES: &[Rule] = &[
-    side("openclaw", "activity recap", &[NoTools, System("Write an Activity recap")]),
-    side("openclaw", "title", &[NoTools, System("Generate a concise session title")]),
-    side("openclaw", "compaction", &[NoTools, System("You are a context summarization assistant")]),
-    side("openclaw", "memory flush", &[LastUser("Pre-compaction memory flush.")]),
-    side("openclaw", "memory flush", &[HeaderIs("x-trigger", "memory")]),
-    side("openclaw", "heartbeat", &[LastUser("Follow the heartbeat monitor scratch context")]),
-    side("openclaw", "heartbeat", &[LastUser("[OpenClaw heartbeat poll]")]),
-    side("openclaw", "heartbeat", &[HeaderIs("x-trigger", "heartbeat")]),
+    side(
+        "openclaw",
+        "activity recap",
+        &[NoTools, System("Write an Activity recap")],
+    ),
+    side(
+        "openclaw",
+        "title",
+        &[NoTools, System("Generate a concise session title")],
+    ),
+    side(
+        "openclaw",
+        "compaction",
+        &[NoTools, System("You are a context summarization assistant")],
+    ),
+    side(
+        "openclaw",
+        "memory flush",
+        &[LastUser("Pre-compaction memory flush.")],
+    ),
+    side(
+        "openclaw",
+        "memory flush",
+        &[HeaderIs("x-trigger", "memory")],
+    ),
+    side(
+        "openclaw",
+        "heartbeat",
+        &[LastUser("Follow the heartbeat monitor scratch context")],
+    ),
+    side(
+        "openclaw",
+        "heartbeat",
+        &[LastUser("[OpenClaw heartbeat poll]")],
+    ),
+    side(
+        "openclaw",
+        "heartbeat",
+        &[HeaderIs("x-trigger", "heartbeat")],
+    ),
     side("openclaw", "cron", &[FirstUser("[cron:")]),
     side("openclaw", "cron", &[HeaderIs("x-trigger", "cron")]),
     side("openclaw", "sub-agent", &[FirstUser("[Subagent Context]")]),
     side(
         "openclaw",
         "sub-agent announce",
-        &[LastUserHolds("[Inter-session message]"), LastUserHolds("isUser=false")],
+        &[
+            LastUserHolds("[Inter-session message]"),
+            LastUserHolds("isUser=false"),
+        ],
     ),
     side("codex", "sub-agent", &[Header("x-openai-subagent")]),
     side("codex", "memory", &[Header("x-openai-memgen-request")]),
-    side("codex", "compaction", &[HeaderSays(CODEX_META, "request_kind", "compaction")]),
-    side("codex", "sub-agent", &[HeaderSays(CODEX_META, "thread_source", "subagent")]),
-    side("codex", "compaction", &[NoTools, LastUser("You are performing a CONTEXT CHECKPOINT COMPACTION")]),
-    side("opencode", "title", &[NoTools, System("You are a title generator")]),
-    side("opencode", "compaction", &[NoTools, System("You are a context summarization agent")]),
-    side("claude-code", "compaction", &[LastUser("CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.")]),
-    side("aider", "commit message", &[NoTools, SystemHolds("one-line Git commit messages")]),
-    side("zeroclaw", "memory consolidation", &[NoTools, System("You are a memory consolidation engine")]),
-    side("zeroclaw", "heartbeat", &[NoTools, System("You are a heartbeat scheduler")]),
-    side("zeroclaw", "skill", &[NoTools, System("You convert a completed task execution into a reusable agent skill")]),
+    side(
+        "codex",
+        "compaction",
+        &[HeaderSays(CODEX_META, "request_kind", "compaction")],
+    ),
+    side(
+        "codex",
+        "sub-agent",
+        &[HeaderSays(CODEX_META, "thread_source", "subagent")],
+    ),
+    side(
+        "codex",
+        "compaction",
+        &[
+            NoTools,
+            LastUser("You are performing a CONTEXT CHECKPOINT COMPACTION"),
+        ],
+    ),
+    side(
+        "opencode",
+        "title",
+        &[NoTools, System("You are a title generator")],
+    ),
+    side(
+        "opencode",
+        "compaction",
+        &[NoTools, System("You are a context summarization agent")],
+    ),
+    side(
+        "claude-code",
+        "compaction",
+        &[LastUser(
+            "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
+        )],
+    ),
+    side(
+        "aider",
+        "commit message",
+        &[NoTools, SystemHolds("one-line Git commit messages")],
+    ),
+    side(
+        "zeroclaw",
+        "memory consolidation",
+        &[NoTools, System("You are a memory consolidation engine")],
+    ),
+    side(
+        "zeroclaw",
+        "heartbeat",
+        &[NoTools, System("You are a heartbeat scheduler")],
+    ),
+    side(
+        "zeroclaw",
+        "skill",
+        &[
+            NoTools,
+            System("You convert a completed task execution into a reusable agent skill"),
+        ],
+    ),
     main("openclaw", &[HeaderIs("x-trigger", "user")]),
     main("openclaw", &[Header("session_id"), Header("traceparent")]),
     main("codex", &[HeaderSays(CODEX_META, "request_kind", "turn")]),
@@ -117,7 +210,9 @@ pub fn kind(request: &ChatRequest, around: Surroundings) -> (TurnKind, String) {
         }
         None => {}
     }
-    let rule = RULES.iter().find(|r| r.signs.iter().all(|s| s.seen(request)));
+    let rule = RULES
+        .iter()
+        .find(|r| r.signs.iter().all(|s| s.seen(request)));
     match rule {
         Some(rule) if rule.kind == TurnKind::Side => {
             return (TurnKind::Side, format!("{}: {}", rule.client, rule.what));
@@ -132,9 +227,10 @@ pub fn kind(request: &ChatRequest, around: Surroundings) -> (TurnKind, String) {
     match around.unknown {
         _ if around.session_key => (TurnKind::Main, "session key".to_owned()),
         UnknownClients::Main => (TurnKind::Main, "default".to_owned()),
-        UnknownClients::Side => {
-            (TurnKind::Side, "no X-Turn-Type from a client without rules".to_owned())
-        }
+        UnknownClients::Side => (
+            TurnKind::Side,
+            "no X-Turn-Type from a client without rules".to_owned(),
+        ),
     }
 }
 
@@ -142,13 +238,22 @@ impl Sign {
     fn seen(&self, request: &ChatRequest) -> bool {
         let messages = &request.conversation.messages;
         let header = |name: &str| {
-            request.hints.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+            request
+                .hints
+                .headers
+                .iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, v)| v.as_str())
         };
         match self {
             NoTools => request.conversation.tools.is_empty(),
-            System(text) => of(messages, Role::System).next().is_some_and(|t| t.starts_with(text)),
+            System(text) => of(messages, Role::System)
+                .next()
+                .is_some_and(|t| t.starts_with(text)),
             SystemHolds(text) => of(messages, Role::System).any(|t| t.contains(text)),
-            FirstUser(text) => of(messages, Role::User).next().is_some_and(|t| t.starts_with(text)),
+            FirstUser(text) => of(messages, Role::User)
+                .next()
+                .is_some_and(|t| t.starts_with(text)),
             LastUser(text) => last_user(messages).is_some_and(|t| t.starts_with(text)),
             LastUserHolds(text) => last_user(messages).is_some_and(|t| t.contains(text)),
             Header(name) => header(name).is_some(),
@@ -188,11 +293,21 @@ mod tests {
     }
 
     fn request(messages: Vec<Message>, tools: usize, headers: &[(&str, &str)]) -> ChatRequest {
-        let tool = Tool { name: "t".to_owned(), definition: "{}".to_owned() };
+        let tool = Tool {
+            name: "t".to_owned(),
+            definition: "{}".to_owned(),
+        };
         ChatRequest {
-            conversation: Conversation { messages, tools: vec![tool; tools], template_args: None },
+            conversation: Conversation {
+                messages,
+                tools: vec![tool; tools],
+                template_args: None,
+            },
             hints: RequestHints {
-                headers: headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect(),
+                headers: headers
+                    .iter()
+                    .map(|(n, v)| ((*n).into(), (*v).into()))
+                    .collect(),
                 ..RequestHints::default()
             },
             choices: 1,
@@ -207,21 +322,49 @@ mod tests {
         let say = |s: &str, u: &str| vec![Message::system(s), Message::user(u)];
         let beat = "[Mon 2026-11-30 02:07 UTC] Follow the heartbeat monitor scratch context now";
         let cases = [
-            (request(say("Write an Activity recap of", "x"), 0, &[]), "openclaw: activity recap"),
-            (request(say("s", beat), 12, &[]), "openclaw: heartbeat"),
-            (request(say("s", "Pre-compaction memory flush. Go"), 2, &[]), "openclaw: memory flush"),
-            (request(say("s", "[cron:1 x] do"), 12, &[]), "openclaw: cron"),
-            (request(say("s", "x"), 3, &[("x-codex-turn-metadata", meta)]), "codex: compaction"),
-            (request(say("s", "x"), 3, &[("x-codex-turn-metadata", sub)]), "codex: sub-agent"),
-            (request(say("You are a title generator. Be", "x"), 0, &[]), "opencode: title"),
             (
-                request(say("generates concise, one-line Git commit messages", "d"), 0, &[]),
+                request(say("Write an Activity recap of", "x"), 0, &[]),
+                "openclaw: activity recap",
+            ),
+            (request(say("s", beat), 12, &[]), "openclaw: heartbeat"),
+            (
+                request(say("s", "Pre-compaction memory flush. Go"), 2, &[]),
+                "openclaw: memory flush",
+            ),
+            (
+                request(say("s", "[cron:1 x] do"), 12, &[]),
+                "openclaw: cron",
+            ),
+            (
+                request(say("s", "x"), 3, &[("x-codex-turn-metadata", meta)]),
+                "codex: compaction",
+            ),
+            (
+                request(say("s", "x"), 3, &[("x-codex-turn-metadata", sub)]),
+                "codex: sub-agent",
+            ),
+            (
+                request(say("You are a title generator. Be", "x"), 0, &[]),
+                "opencode: title",
+            ),
+            (
+                request(
+                    say("generates concise, one-line Git commit messages", "d"),
+                    0,
+                    &[],
+                ),
                 "aider: commit message",
             ),
-            (request(say("You are a heartbeat scheduler.", "x"), 0, &[]), "zeroclaw: heartbeat"),
+            (
+                request(say("You are a heartbeat scheduler.", "x"), 0, &[]),
+                "zeroclaw: heartbeat",
+            ),
         ];
         for (request, reason) in cases {
-            assert_eq!(kind(&request, around()), (TurnKind::Side, reason.to_owned()));
+            assert_eq!(
+                kind(&request, around()),
+                (TurnKind::Side, reason.to_owned())
+            );
         }
     }
 
@@ -238,20 +381,42 @@ mod tests {
     #[test]
     fn no_tools_where_others_have_them_is_side() {
         let plain = request(vec![Message::user("hi")], 0, &[]);
-        assert_eq!(kind(&plain, around()), (TurnKind::Main, "default".to_owned()));
-        let with = Surroundings { session_has_tools: true, ..around() };
+        assert_eq!(
+            kind(&plain, around()),
+            (TurnKind::Main, "default".to_owned())
+        );
+        let with = Surroundings {
+            session_has_tools: true,
+            ..around()
+        };
         assert_eq!(kind(&plain, with).0, TurnKind::Side);
-        assert_eq!(kind(&request(vec![Message::user("hi")], 1, &[]), with).0, TurnKind::Main);
+        assert_eq!(
+            kind(&request(vec![Message::user("hi")], 1, &[]), with).0,
+            TurnKind::Main
+        );
     }
 
     #[test]
     fn unknown_clients_follow_the_configuration() {
-        let strict = Surroundings { unknown: UnknownClients::Side, ..around() };
+        let strict = Surroundings {
+            unknown: UnknownClients::Side,
+            ..around()
+        };
         let plain = request(vec![Message::user("hi")], 0, &[]);
         assert_eq!(kind(&plain, strict).0, TurnKind::Side);
-        let known = request(vec![Message::user("hi")], 1, &[("user-agent", "opencode/1.18")]);
-        assert_eq!(kind(&known, strict), (TurnKind::Main, "opencode".to_owned()));
-        let keyed = Surroundings { session_key: true, ..strict };
+        let known = request(
+            vec![Message::user("hi")],
+            1,
+            &[("user-agent", "opencode/1.18")],
+        );
+        assert_eq!(
+            kind(&known, strict),
+            (TurnKind::Main, "opencode".to_owned())
+        );
+        let keyed = Surroundings {
+            session_key: true,
+            ..strict
+        };
         assert_eq!(kind(&plain, keyed).0, TurnKind::Main);
     }
 }

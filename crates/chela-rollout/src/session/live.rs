@@ -39,7 +39,11 @@ impl LiveSession {
     /// Adds a sealed turn and marks those it replaces.
     pub fn add(&self, turn: Known, tokens: Vec<TokenId>, superseded: &[TurnId]) {
         let mut state = locked(&self.state);
-        state.turns.iter_mut().filter(|t| superseded.contains(&t.id)).for_each(|t| t.marked = true);
+        state
+            .turns
+            .iter_mut()
+            .filter(|t| superseded.contains(&t.id))
+            .for_each(|t| t.marked = true);
         state.last_tokens = Some((turn.id, Arc::new(tokens)));
         state.turns.push(turn);
         if state.turns.len() > TURNS {
@@ -58,7 +62,11 @@ impl LiveSession {
     /// Prompt and reply of a turn, when it is the last one.
     pub fn tokens(&self, turn: TurnId) -> Option<Arc<Vec<TokenId>>> {
         let state = locked(&self.state);
-        state.last_tokens.as_ref().filter(|(id, _)| *id == turn).map(|(_, t)| t.clone())
+        state
+            .last_tokens
+            .as_ref()
+            .filter(|(id, _)| *id == turn)
+            .map(|(_, t)| t.clone())
     }
 }
 
@@ -82,7 +90,11 @@ struct Inner {
 impl LiveSessions {
     /// Keeps at most `capacity` sessions.
     pub fn new(store: Arc<dyn TrajectoryStore>, capacity: usize) -> Self {
-        Self { store, capacity: capacity.max(1), inner: Mutex::default() }
+        Self {
+            store,
+            capacity: capacity.max(1),
+            inner: Mutex::default(),
+        }
     }
 
     /// A session, read from the store when it is not here; empty when it is new.
@@ -91,8 +103,12 @@ impl LiveSessions {
         if let Some(found) = locked(&self.inner).touch(&name) {
             return Ok(found);
         }
-        let turns: Vec<Known> =
-            self.store.session_stories(profile, id)?.iter().map(Known::of).collect();
+        let turns: Vec<Known> = self
+            .store
+            .session_stories(profile, id)?
+            .iter()
+            .map(Known::of)
+            .collect();
         let session = LiveSession::default();
         locked(&session.state).turns = turns;
         let mut inner = locked(&self.inner);
@@ -132,12 +148,17 @@ impl LiveSessions {
             .collect();
         found.sort_by_key(|(at, ..)| std::cmp::Reverse(*at));
         found.truncate(limit);
-        Ok(found.into_iter().map(|(_, id, session)| (id, session)).collect())
+        Ok(found
+            .into_iter()
+            .map(|(_, id, session)| (id, session))
+            .collect())
     }
 
     /// Lets go of a session (it ended or is forgotten).
     pub fn remove(&self, profile: &Profile, id: &SessionId) {
-        locked(&self.inner).sessions.remove(&(profile.clone(), id.clone()));
+        locked(&self.inner)
+            .sessions
+            .remove(&(profile.clone(), id.clone()));
     }
 }
 

@@ -22,7 +22,9 @@ impl Key {
 
     fn of(hash: Sha256) -> Self {
         let mut key = [0; 16];
-        key.iter_mut().zip(hash.finalize()).for_each(|(k, h)| *k = h);
+        key.iter_mut()
+            .zip(hash.finalize())
+            .for_each(|(k, h)| *k = h);
         Self(key)
     }
 }
@@ -52,9 +54,17 @@ pub fn text(message: &Message) -> String {
 /// What a person typed: without the time that some clients put before it.
 pub fn spoken(content: &str) -> &str {
     let content = content.trim();
-    let Some(rest) = content.strip_prefix('[') else { return content };
-    let Some((stamp, after)) = rest.split_once(']') else { return content };
-    if stamp.len() <= 48 && has_date(stamp) { after.trim_start() } else { content }
+    let Some(rest) = content.strip_prefix('[') else {
+        return content;
+    };
+    let Some((stamp, after)) = rest.split_once(']') else {
+        return content;
+    };
+    if stamp.len() <= 48 && has_date(stamp) {
+        after.trim_start()
+    } else {
+        content
+    }
 }
 
 /// Holds a date like 2026-11-30.
@@ -70,11 +80,16 @@ fn has_date(stamp: &str) -> bool {
 fn system_text(content: &str) -> String {
     let mut text = content.to_owned();
     if text.starts_with(BILLING_LINE) {
-        text = text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
+        text = text
+            .split_once('\n')
+            .map_or("", |(_, rest)| rest)
+            .to_owned();
     }
     while let Some(begin) = text.find(DYNAMIC_BLOCK) {
         let after = begin + DYNAMIC_BLOCK.len();
-        let end = text[after..].find(ANY_BLOCK).map_or(text.len(), |i| after + i);
+        let end = text[after..]
+            .find(ANY_BLOCK)
+            .map_or(text.len(), |i| after + i);
         text.replace_range(begin..end, "");
     }
     text.trim().to_owned()
@@ -190,7 +205,9 @@ impl Outline {
                 chain = chain.then(key);
                 assistants += usize::from(message.role == Role::Assistant);
                 outline.keys.push(key);
-                outline.users.push((message.role == Role::User).then(|| text(message)));
+                outline
+                    .users
+                    .push((message.role == Role::User).then(|| text(message)));
                 outline.places.push(place);
                 outline.chain.push(chain);
                 outline.assistants.push(assistants);
@@ -227,7 +244,10 @@ impl Outline {
 
 fn tools_key(conversation: &Conversation) -> Key {
     conversation.tools.iter().fold(Key::START, |chain, tool| {
-        chain.then(key(&Message::text(Role::Tool, format!("{}\n{}", tool.name, tool.definition))))
+        chain.then(key(&Message::text(
+            Role::Tool,
+            format!("{}\n{}", tool.name, tool.definition),
+        )))
     })
 }
 
@@ -270,7 +290,10 @@ mod tests {
         assert_eq!(key(&a), key(&b));
         let user = |line: &str| Message::user(format!("hello\nRuntime: {line}"));
         assert_eq!(key(&user("channel=a")), key(&user("model=b")));
-        assert_ne!(key(&Message::user("Runtime: x")), key(&Message::user("Runtime: y")));
+        assert_ne!(
+            key(&Message::user("Runtime: x")),
+            key(&Message::user("Runtime: y"))
+        );
         let system = |d: &str| {
             Message::system(format!(
                 "<!-- openclaw:attempt:STABLE -->\nbase\n<!-- openclaw:attempt:DYNAMIC -->\n{d}"
@@ -284,7 +307,10 @@ mod tests {
         assert_eq!(spoken("[Mon 2026-11-30 02:07 UTC] too long"), "too long");
         assert_eq!(spoken("[2026-11-30 02:26:56 +00:00] hi"), "hi");
         assert_eq!(spoken("[cron:12 daily] go"), "[cron:12 daily] go");
-        assert_eq!(spoken("[界界界界界界界界界界界] x"), "[界界界界界界界界界界界] x");
+        assert_eq!(
+            spoken("[界界界界界界界界界界界] x"),
+            "[界界界界界界界界界界界] x"
+        );
     }
 
     #[test]
@@ -299,7 +325,10 @@ mod tests {
             ..Conversation::default()
         };
         let outline = Outline::of(&conversation);
-        assert_eq!((outline.len(), outline.places.as_slice()), (2, [1, 2].as_slice()));
+        assert_eq!(
+            (outline.len(), outline.places.as_slice()),
+            (2, [1, 2].as_slice())
+        );
         assert!(!outline.is_assistant(0) && outline.is_assistant(1) && !outline.is_assistant(2));
         assert_eq!(outline.raw.len(), 5);
     }

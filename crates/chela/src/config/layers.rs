@@ -76,15 +76,20 @@ impl Layers {
             let Some(key) = found else {
                 bail!("the variable {name} names no configuration key; `chela config show` lists them");
             };
-            let is_text = matches!(self.values.get(&key), Some((Value::String(_), _)));
-            let value = if is_text {
-                Value::String(text)
-            } else {
-                parse_value(&text).with_context(|| format!("the variable {name} = {text:?}"))?
-            };
+            let value = self
+                .parse(&key, &text)
+                .with_context(|| format!("the variable {name} = {text:?}"))?;
             self.set(&key, value, Origin::Variable(name))?;
         }
         Ok(())
+    }
+
+    /// Text as a value of the key's type: strings as they are, everything else as TOML.
+    pub fn parse(&self, key: &str, text: &str) -> Result<Value> {
+        if matches!(self.values.get(key), Some((Value::String(_), _))) {
+            return Ok(Value::String(text.to_owned()));
+        }
+        parse_value(text)
     }
 
     /// Sets one value. The key must exist and the type must fit.

@@ -35,3 +35,18 @@ pub fn load(file: Option<&Path>, flags: &[(&'static str, toml::Value)]) -> Resul
     config.validate()?;
     Ok((config, layers))
 }
+
+/// The static name of a key that exists.
+pub fn known_key(key: &str) -> Result<&'static str> {
+    let layers = Layers::of_defaults()?;
+    if layers.rows().any(|(known, _, _)| known == key) {
+        // Keys named on the command line live as long as the process.
+        return Ok(Box::leak(key.to_owned().into_boxed_str()));
+    }
+    bail!("unknown key {key}; `chela config show` lists the known ones")
+}
+
+/// A value from the command line, read as the key's type.
+pub fn parse_flag(key: &str, text: &str) -> Result<toml::Value> {
+    Layers::of_defaults()?.parse(key, text).with_context(|| format!("--set {key}={text}"))
+}

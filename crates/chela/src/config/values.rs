@@ -124,7 +124,7 @@ pub struct Learning {
     pub opd_clip: f64,
     /// |reward| is clipped to this.
     pub reward_clip: f64,
-    /// `exclude`: replies cut by length never train; `bad`: they score −1.
+    /// `exclude`: replies cut by length never train; `bad`: they score −1; `judged`: as the judges say (for controls).
     pub truncated: String,
     /// Turns of clients without rules are `main` or `side`.
     pub unknown_clients: String,
@@ -287,7 +287,7 @@ impl Config {
         };
         one_of("server.auth", &self.server.auth, &["open", "keys"])?;
         one_of("learning.method", &self.learning.method, &["combined", "binary", "opd"])?;
-        one_of("learning.truncated", &self.learning.truncated, &["exclude", "bad"])?;
+        one_of("learning.truncated", &self.learning.truncated, &["exclude", "bad", "judged"])?;
         one_of("learning.unknown_clients", &self.learning.unknown_clients, &["main", "side"])?;
         let loopback = self.server.host == "localhost"
             || self.server.host.parse::<IpAddr>().is_ok_and(|a| a.is_loopback());

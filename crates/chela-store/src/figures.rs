@@ -1,0 +1,191 @@
+//! Queries about versions, pauses and figures.
+
+use crate::{
+    error::{Fail, damaged, reading},
+    reads::{Read, unsigned},
+    records::*,
+    turns::key,
+};
+use chela_core::{
+    PolicyVersion, Profile, Receipt, SampleId, StoreCounts, TurnKind, VersionRecord, VersionState,
+};
+use rusqlite::{OptionalExtension, Row, params};
+use std::collections::BTreeMap;
+
+impl Read<'_> {
+    pub fn versions(&self, profile: &Profile) -> Result<Vec<VersionRecord>, Fail> {
+        let sql = "SELECT number, parent, steps, state, why, receipt_hash, receipt_engine, receipt_learner, checkpoint,
+               samples, metrics, created FROM versions WHERE profile = ?1 ORDER BY number";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let rows = statement.query_map([profile.as_str()], RawVersion::of)?;
+        let mut versions = Vec::new();
+        for row in rows {
+            let raw = row.map_err(reading(format!("a version of {profile}")))?;
+            versions.push(raw.read(profile)?);
+        }
+        Ok(versions)
+    }
+
+    pub fn paused(&self, profile: &Profile) -> Result<Option<String>, Fail> {
+        let sql = "SELECT why FROM pauses WHERE profile = ?1";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        Ok(statement
+            .query_row([profile.as_str()], |row| row.get(0))
+            .optional()?)
+    }
+
+    /// All figures but the bytes.
+    pub fn counts(&self, profile: Option<&Profile>) -> Result<StoreCounts, Fail> {
+        let only = if profile.is_some() {
+            "WHERE s.profile = ?1"
+        } else {
+            "WHERE ?1 IS NULL"
+        };
+        let name = profile.map(Profile::as_str);
+        let sql = format!(
+            "SELECT t.kind, t.reason, count(*) FROM turns t JOIN sessions s USING (sid) {only} GROUP BY 1, 2 ORDER BY 1, 2"
+        );
+        let mut turns = Vec::new();
+        for row in self
+            .conn
+            .prepare_cached(&sql)?
+            .query_map(params![name], |row| {
+                Ok((row.get::<_, String>(0)?, row.get(1)?, unsigned(row, 2)?))
+            })?
+        {
+            let (kind, reason, n) = row?;
+            let kind = TurnKind::parse(&kind).ok_or_else(|| damaged("a turn", "its kind"))?;
+            turns.push((kind, reason, n));
+        }
+        let of_turn = "JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)";
+        let sql = format!(
+            "SELECT x.state || iif(x.state = 'dropped', ':' || x.why, ''), count(*) FROM samples x {of_turn} {only} GROUP BY 1"
+        );
+        let mut samples: BTreeMap<String, u64> = self.groups(&sql, name)?.into_iter().collect();
+        self.count_leased(profile, &mut samples)?;
+        let sql = format!(
+            "SELECT x.source, count(*) FROM verdicts x {of_turn} {only} GROUP BY 1 ORDER BY 1"
+        );
+        let verdicts = self.groups(&sql, name)?;
+        let one = |sql: &str| -> Result<u64, Fail> {
+            let mut statement = self.conn.prepare_cached(sql)?;
+            Ok(statement.query_row(params![name], |row| unsigned(row, 0))?)
+        };
+        let waiting = format!(
+            "SELECT count(*) FROM turns t JOIN sessions s USING (sid) {only} AND t.waiting = 1"
+        );
+        Ok(StoreCounts {
+            turns,
+            samples: samples.into_iter().collect(),
+            verdicts,
+            unjudged: one(&waiting)?,
+            sessions: one(&format!("SELECT count(*) FROM sessions s {only}"))?,
+            bytes: 0,
+        })
+    }
+
+    fn groups(&self, sql: &str, name: Option<&str>) -> Result<Vec<(String, u64)>, Fail> {
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let rows =
+            statement.query_map(params![name], |row| Ok((row.get(0)?, unsigned(row, 1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// On disk a leased sample is pending.
+    fn count_leased(
+        &self,
+        profile: Option<&Profile>,
+        samples: &mut BTreeMap<String, u64>,
+    ) -> Result<(), Fail> {
+        let sql = "SELECT s.profile FROM samples x JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
+             WHERE x.id = ?1 AND x.state = 'pending'";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let mut leased = 0;
+        for id in self.leases {
+            let owner: Option<String> = statement
+                .query_row([key(id.0)], |row| row.get(0))
+                .optional()?;
+            let counts = owner.is_some_and(|o| profile.is_none_or(|p| p.as_str() == o));
+            leased += u64::from(counts);
+        }
+        if leased > 0 {
+            let pending = samples
+                .remove("pending")
+                .unwrap_or(0)
+                .saturating_sub(leased);
+            if pending > 0 {
+                samples.insert("pending".to_owned(), pending);
+            }
+            samples.insert("leased".to_owned(), leased);
+        }
+        Ok(())
+    }
+}
+
+struct RawVersion {
+    state: String,
+    why: Option<String>,
+    receipt: Option<(String, Vec<u8>, Vec<u8>)>,
+    samples: Vec<u8>,
+    metrics: String,
+    record: VersionRecord,
+}
+
+impl RawVersion {
+    fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let hash: Option<String> = row.get(5)?;
+        let receipt = match hash {
+            Some(hash) => Some((hash, row.get(6)?, row.get(7)?)),
+            None => None,
+        };
+        let version = PolicyVersion {
+            number: unsigned(row, 0)?,
+            profile: Profile::default(),
+        };
+        Ok(Self {
+            state: row.get(3)?,
+            why: row.get(4)?,
+            receipt,
+            samples: row.get(9)?,
+            metrics: row.get(10)?,
+            record: VersionRecord {
+                version,
+                parent: unsigned(row, 1)?,
+                steps: unsigned(row, 2)?,
+                state: VersionState::Candidate,
+                receipt: None,
+                checkpoint: row.get(8)?,
+                samples: Vec::new(),
+                metrics: Vec::new(),
+                created: row.get(11)?,
+            },
+        })
+    }
+
+    fn read(self, profile: &Profile) -> Result<VersionRecord, Fail> {
+        let version = PolicyVersion {
+            profile: profile.clone(),
+            ..self.record.version
+        };
+        let what = format!("version {version}");
+        let receipt = match self.receipt {
+            None => None,
+            Some((weights_hash, engine, learner)) => Some(Receipt {
+                weights_hash,
+                engine_canary: read_f32s(&what, &engine)?,
+                learner_canary: read_f32s(&what, &learner)?,
+            }),
+        };
+        Ok(VersionRecord {
+            version,
+            state: read_state(&what, &self.state, self.why)?,
+            receipt,
+            samples: read_u64s(&what, &self.samples)?
+                .into_iter()
+                .map(SampleId)
+                .collect(),
+            metrics: read_metrics(&what, &self.metrics)?,
+            ..self.record
+        })
+    }
+}

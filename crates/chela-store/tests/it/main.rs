@@ -1,0 +1,7 @@
+//! The store against the suite of its seam, against a store in memory, and against being killed.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // Helpers of tests stop at the first surprise too.
+
+mod disk;
+mod kill;
+mod random;
+mod snapshot;
