@@ -85,7 +85,10 @@ impl AnswerParser {
         text = self.stop.push(&text);
         text += &self.stop.finish();
         let deltas = self.read(&text, true);
-        (deltas, std::mem::replace(&mut self.message, Message::assistant("")))
+        (
+            deltas,
+            std::mem::replace(&mut self.message, Message::assistant("")),
+        )
     }
 
     fn read(&mut self, text: &str, last: bool) -> Vec<AnswerDelta> {
@@ -124,13 +127,7 @@ impl AnswerParser {
     }
 
     /// Says the text before `tag`; the tag moves to `next`.
-    fn until(
-        &mut self,
-        tag: &str,
-        next: Place,
-        last: bool,
-        deltas: &mut Vec<AnswerDelta>,
-    ) -> bool {
+    fn until(&mut self, tag: &str, next: Place, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
         if let Some(at) = self.held.find(tag) {
             let rest = self.held[at + tag.len()..].to_owned();
             self.held.truncate(at);
@@ -151,7 +148,10 @@ impl AnswerParser {
             return;
         }
         if self.place == Place::Thinking {
-            self.message.reasoning.get_or_insert_default().push_str(&text);
+            self.message
+                .reasoning
+                .get_or_insert_default()
+                .push_str(&text);
             deltas.push(AnswerDelta::Reasoning(text));
         } else {
             self.message.content.push_str(&text);
@@ -179,7 +179,12 @@ impl AnswerParser {
                     name: name.clone(),
                     arguments: arguments.clone(),
                 });
-                deltas.push(AnswerDelta::ToolCall { index, id, name, arguments });
+                deltas.push(AnswerDelta::ToolCall {
+                    index,
+                    id,
+                    name,
+                    arguments,
+                });
             }
             None => {
                 let close = if after.is_some() { CALL.1 } else { "" };
@@ -193,7 +198,11 @@ impl AnswerParser {
 /// Name and arguments of a lawful call: an object with a non-empty `name` and `arguments` that are an object (or absent).
 fn parse(body: &str) -> Option<(String, String)> {
     let value: serde_json::Value = serde_json::from_str(body.trim()).ok()?;
-    let name = value.get("name")?.as_str().filter(|n| !n.is_empty())?.to_owned();
+    let name = value
+        .get("name")?
+        .as_str()
+        .filter(|n| !n.is_empty())?
+        .to_owned();
     match value.get("arguments") {
         None if value.get("parameters").is_none() => Some((name, "{}".to_owned())),
         Some(arguments) if arguments.is_object() => Some((name, arguments.to_string())),
@@ -207,7 +216,9 @@ fn call_id(seed: u64, index: usize) -> String {
     let mut state = seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut id = String::from("call_");
     for _ in 0..24 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         id.push(LETTERS[((state >> 33) % 36) as usize] as char);
     }
     id

@@ -57,7 +57,9 @@ impl Chat {
                 model.name()
             ))
         })?;
-        let tokenizer = model.tokenizer().map_err(|e| ChatError::Tokenizer(e.to_string()))?;
+        let tokenizer = model
+            .tokenizer()
+            .map_err(|e| ChatError::Tokenizer(e.to_string()))?;
         Self::from_parts(ChatParts {
             tokenizer,
             template: template.to_string(),
@@ -70,8 +72,7 @@ impl Chat {
 
     /// From parts, for tests.
     pub fn from_parts(parts: ChatParts) -> Result<Self, ChatError> {
-        let template =
-            Template::new(&parts.template, parts.bos.as_deref(), parts.eos.as_deref())?;
+        let template = Template::new(&parts.template, parts.bos.as_deref(), parts.eos.as_deref())?;
         let bytes = Arc::new(Bytes::new(&parts.tokenizer, &parts.specials));
         Ok(Self {
             template,
@@ -119,11 +120,19 @@ impl Chat {
         let why = match reuse {
             Err(why) => why.to_owned(),
             Ok(reuse) => match self.continued(&guarded, &whole, reuse)? {
-                Ok(tokens) => return Ok(Rendered { tokens, segment: Segment::Extends }),
+                Ok(tokens) => {
+                    return Ok(Rendered {
+                        tokens,
+                        segment: Segment::Extends,
+                    });
+                }
                 Err(why) => why.to_owned(),
             },
         };
-        Ok(Rendered { tokens: self.encoder.rendered(&whole)?, segment: Segment::Opened(why) })
+        Ok(Rendered {
+            tokens: self.encoder.rendered(&whole)?,
+            segment: Segment::Opened(why),
+        })
     }
 
     /// The recorded tokens and what the template writes after the answer they end with.
@@ -152,14 +161,22 @@ impl Chat {
             return Ok(Err("the template rewrites earlier turns"));
         };
         // What follows the answer begins at the end token that closes it.
-        let ends = self.specials.iter().filter(|(id, _)| self.end_ids.contains(id));
-        let close = ends.filter_map(|(_, text)| answer.rfind(text.as_str()).map(|at| (at, text))).max();
+        let ends = self
+            .specials
+            .iter()
+            .filter(|(id, _)| self.end_ids.contains(id));
+        let close = ends
+            .filter_map(|(_, text)| answer.rfind(text.as_str()).map(|at| (at, text)))
+            .max();
         let Some((at, text)) = close else {
             return Ok(Err("the template closes an answer without an end token"));
         };
         let from = if reuse.ended { at + text.len() } else { at };
         let mut tokens = reuse.tokens.clone();
-        tokens.extend(self.encoder.rendered(&format!("{}{after}", &answer[from..]))?);
+        tokens.extend(
+            self.encoder
+                .rendered(&format!("{}{after}", &answer[from..]))?,
+        );
         Ok(Ok(tokens))
     }
 

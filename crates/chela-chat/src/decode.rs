@@ -14,8 +14,11 @@ impl Bytes {
     pub fn new(tokenizer: &tokenizers::Tokenizer, specials: &[(TokenId, String)]) -> Self {
         let size = tokenizer.get_vocab_size(true);
         let is_special = |id: u32| specials.iter().any(|(s, _)| *s == id);
-        let added: std::collections::HashSet<u32> =
-            tokenizer.get_added_tokens_decoder().keys().copied().collect();
+        let added: std::collections::HashSet<u32> = tokenizer
+            .get_added_tokens_decoder()
+            .keys()
+            .copied()
+            .collect();
         let byte_level = looks_byte_level(tokenizer);
         let tokens = (0..size as u32)
             .map(|id| {
@@ -26,7 +29,11 @@ impl Bytes {
                 if added.contains(&id) {
                     return piece.into_bytes();
                 }
-                if byte_level { from_byte_level(&piece) } else { from_plain(&piece) }
+                if byte_level {
+                    from_byte_level(&piece)
+                } else {
+                    from_plain(&piece)
+                }
             })
             .collect();
         Self { tokens }
@@ -46,11 +53,15 @@ fn looks_byte_level(tokenizer: &tokenizers::Tokenizer) -> bool {
 /// GPT-2's reversible alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
 fn byte_of(c: char) -> Option<u8> {
     let code = c as u32;
-    let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
+    let printable =
+        |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     if code < 256 {
         return printable(code).then_some(code as u8);
     }
-    (0..256u32).filter(|b| !printable(*b)).nth((code - 256) as usize).map(|b| b as u8)
+    (0..256u32)
+        .filter(|b| !printable(*b))
+        .nth((code - 256) as usize)
+        .map(|b| b as u8)
 }
 
 fn from_byte_level(piece: &str) -> Vec<u8> {
@@ -76,7 +87,10 @@ pub struct TextDecoder {
 impl TextDecoder {
     /// Nothing held.
     pub fn new(bytes: Arc<Bytes>) -> Self {
-        Self { bytes, held: Vec::new() }
+        Self {
+            bytes,
+            held: Vec::new(),
+        }
     }
 
     /// The characters that this token completes.
@@ -136,14 +150,20 @@ mod tests {
     fn an_emoji_over_three_tokens_comes_out_once() {
         let crab = "🦀".as_bytes();
         let mut d = decoder(&[&crab[..1], &crab[1..3], &crab[3..], b"!"]);
-        assert_eq!((0..4).map(|i| d.push(i)).collect::<Vec<_>>(), ["", "", "🦀", "!"]);
+        assert_eq!(
+            (0..4).map(|i| d.push(i)).collect::<Vec<_>>(),
+            ["", "", "🦀", "!"]
+        );
         assert_eq!(d.finish(), "");
     }
 
     #[test]
     fn broken_bytes_become_replacements() {
         let mut d = decoder(&[&[0xff], b"a", &[0xf0, 0x9f]]);
-        assert_eq!(d.push(0) + &d.push(1) + &d.push(2) + &d.finish(), "\u{fffd}a\u{fffd}");
+        assert_eq!(
+            d.push(0) + &d.push(1) + &d.push(2) + &d.finish(),
+            "\u{fffd}a\u{fffd}"
+        );
     }
 
     #[test]
@@ -152,7 +172,10 @@ mod tests {
         assert_eq!(from_byte_level("Ċ"), b"\n");
         assert_eq!(from_plain("▁a"), b" a");
         assert_eq!(from_plain("<0x0A>"), b"\n");
-        let all: std::collections::HashSet<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
+        let all: std::collections::HashSet<u8> = (0..0x200)
+            .filter_map(char::from_u32)
+            .filter_map(byte_of)
+            .collect();
         assert_eq!(all.len(), 256);
     }
 }

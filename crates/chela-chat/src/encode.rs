@@ -54,7 +54,8 @@ impl Encoder {
 
     fn next_special(&self, text: &str) -> Option<(usize, TokenId, usize)> {
         let hits = self.specials.iter().filter_map(|(id, s)| {
-            text.find(s.as_str()).map(|at| (at, std::cmp::Reverse(s.len()), *id))
+            text.find(s.as_str())
+                .map(|at| (at, std::cmp::Reverse(s.len()), *id))
         });
         hits.min().map(|(at, length, id)| (at, id, length.0))
     }
@@ -85,13 +86,18 @@ impl Encoder {
         Conversation {
             messages: conversation.messages.iter().map(message).collect(),
             tools: conversation.tools.iter().map(tool).collect(),
-            template_args: conversation.template_args.as_deref().map(|t| self.guard_text(t)),
+            template_args: conversation
+                .template_args
+                .as_deref()
+                .map(|t| self.guard_text(t)),
         }
     }
 
     fn guard_text(&self, text: &str) -> String {
         let doubled: String = if text.contains(MARK) {
-            text.chars().flat_map(|c| std::iter::repeat_n(c, if c == MARK { 2 } else { 1 })).collect()
+            text.chars()
+                .flat_map(|c| std::iter::repeat_n(c, if c == MARK { 2 } else { 1 }))
+                .collect()
         } else {
             text.to_owned()
         };

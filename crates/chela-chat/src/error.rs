@@ -12,7 +12,9 @@ pub enum ChatError {
     #[error("the model's chat template refuses this conversation: {0}")]
     Refused(String),
     /// Tools were asked of a template that has no place for them.
-    #[error("the chat template of this model has no place for tools; serve a model with one, or leave tools out")]
+    #[error(
+        "the chat template of this model has no place for tools; serve a model with one, or leave tools out"
+    )]
     NoTools,
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]

@@ -15,7 +15,11 @@ impl StopText {
     /// Watches for these.
     pub fn new(stops: &[String]) -> Self {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { stops, held: String::new(), hit: false }
+        Self {
+            stops,
+            held: String::new(),
+            hit: false,
+        }
     }
 
     /// A stop string was completed; nothing comes out any more.
@@ -29,13 +33,22 @@ impl StopText {
             return String::new();
         }
         self.held.push_str(text);
-        let first = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min();
+        let first = self
+            .stops
+            .iter()
+            .filter_map(|s| self.held.find(s.as_str()))
+            .min();
         if let Some(at) = first {
             self.hit = true;
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
-        let keep = self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
+        let keep = self
+            .stops
+            .iter()
+            .map(|s| overlap(&self.held, s))
+            .max()
+            .unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
         std::mem::replace(&mut self.held, rest)
     }
@@ -64,7 +77,10 @@ pub struct StopGuide {
 impl StopGuide {
     /// Watches for these.
     pub fn new(decoder: TextDecoder, stops: &[String]) -> Self {
-        Self { decoder, text: StopText::new(stops) }
+        Self {
+            decoder,
+            text: StopText::new(stops),
+        }
     }
 }
 
@@ -72,7 +88,11 @@ impl Guide for StopGuide {
     fn accept(&mut self, token: TokenId) -> Flow {
         let text = self.decoder.push(token);
         self.text.push(&text);
-        if self.text.hit() { Flow::Stop } else { Flow::Continue }
+        if self.text.hit() {
+            Flow::Stop
+        } else {
+            Flow::Continue
+        }
     }
 }
 

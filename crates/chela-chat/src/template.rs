@@ -23,7 +23,9 @@ const NAME: &str = "chat";
 impl Template {
     /// Compiles it. `{% generation %}` marks (which only training scripts read) are taken out.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, ChatError> {
-        let source = source.replace("{% generation %}", "").replace("{% endgeneration %}", "");
+        let source = source
+            .replace("{% generation %}", "")
+            .replace("{% endgeneration %}", "");
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -32,10 +34,14 @@ impl Template {
             .build()
             .map_err(|e| ChatError::Template(e.to_string()))?;
         environment.set_syntax(syntax);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        });
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> Result<Value, Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
         environment
@@ -54,7 +60,10 @@ impl Template {
         match self.render_as_is(conversation, generate) {
             Err(ChatError::Refused(why)) => match lead(&conversation.messages) {
                 Some(messages) => {
-                    let merged = Conversation { messages, ..conversation.clone() };
+                    let merged = Conversation {
+                        messages,
+                        ..conversation.clone()
+                    };
                     self.render_as_is(&merged, generate)
                 }
                 None => Err(ChatError::Refused(why)),
@@ -64,8 +73,12 @@ impl Template {
     }
 
     fn render_as_is(&self, c: &Conversation, generate: bool) -> Result<String, ChatError> {
-        let messages: Vec<Json> =
-            c.messages.iter().enumerate().map(message).collect::<Result<_, _>>()?;
+        let messages: Vec<Json> = c
+            .messages
+            .iter()
+            .enumerate()
+            .map(message)
+            .collect::<Result<_, _>>()?;
         let mut context = serde_json::Map::new();
         if let Some(args) = &c.template_args {
             match parse(args, "chat_template_kwargs")? {
@@ -102,8 +115,10 @@ impl Template {
 }
 
 fn parse(text: &str, what: &str) -> Result<Json, ChatError> {
-    serde_json::from_str(text)
-        .map_err(|e| ChatError::Json { what: what.to_owned(), error: e.to_string() })
+    serde_json::from_str(text).map_err(|e| ChatError::Json {
+        what: what.to_owned(),
+        error: e.to_string(),
+    })
 }
 
 fn message((index, m): (usize, &Message)) -> Result<Json, ChatError> {
@@ -115,13 +130,19 @@ fn message((index, m): (usize, &Message)) -> Result<Json, ChatError> {
     }
     if !m.tool_calls.is_empty() {
         let call = |(i, c): (usize, &chela_core::ToolCall)| {
-            let arguments =
-                parse(&c.arguments, &format!("messages[{index}].tool_calls[{i}].arguments"))?;
+            let arguments = parse(
+                &c.arguments,
+                &format!("messages[{index}].tool_calls[{i}].arguments"),
+            )?;
             Ok(json!({"id": c.id, "type": "function",
                       "function": {"name": c.name, "arguments": arguments}}))
         };
-        let calls: Vec<Json> =
-            m.tool_calls.iter().enumerate().map(call).collect::<Result<_, ChatError>>()?;
+        let calls: Vec<Json> = m
+            .tool_calls
+            .iter()
+            .enumerate()
+            .map(call)
+            .collect::<Result<_, ChatError>>()?;
         map.insert("tool_calls".to_owned(), Json::Array(calls));
     }
     if let Some(id) = &m.tool_call_id {
@@ -139,8 +160,10 @@ fn lead(messages: &[Message]) -> Option<Vec<Message>> {
     if !out_of_place {
         return None;
     }
-    let (system, rest): (Vec<_>, Vec<_>) =
-        messages.iter().cloned().partition(|m| m.role == Role::System);
+    let (system, rest): (Vec<_>, Vec<_>) = messages
+        .iter()
+        .cloned()
+        .partition(|m| m.role == Role::System);
     let text: Vec<String> = system.into_iter().map(|m| m.content).collect();
     let mut all = vec![Message::system(text.join("\n\n"))];
     all.extend(rest);
@@ -204,8 +227,18 @@ fn strftime_now(format: String) -> Result<String, Error> {
     let days = now.map_or(0, |d| d.as_secs() / 86_400) as i64;
     let (year, month, day) = civil(days);
     const MONTHS: [&str; 12] = [
-        "January", "February", "March", "April", "May", "June", "July", "August", "September",
-        "October", "November", "December",
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
     ];
     let name = MONTHS[(month - 1) as usize];
     let mut out = String::new();
@@ -222,7 +255,10 @@ fn strftime_now(format: String) -> Result<String, Error> {
             Some('b') => out.push_str(&name[..3]),
             Some('B') => out.push_str(name),
             other => {
-                let what = format!("strftime_now: directive %{} is not supported", other.unwrap_or(' '));
+                let what = format!(
+                    "strftime_now: directive %{} is not supported",
+                    other.unwrap_or(' ')
+                );
                 return Err(Error::new(ErrorKind::InvalidOperation, what));
             }
         }
@@ -276,15 +312,26 @@ mod tests {
     fn system_messages_are_joined_only_where_the_template_refuses() {
         let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system must come first') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
         let c = Conversation {
-            messages: vec![Message::system("a"), Message::user("u"), Message::system("b")],
+            messages: vec![
+                Message::system("a"),
+                Message::user("u"),
+                Message::system("b"),
+            ],
             ..Conversation::default()
         };
         let t = Template::new(strict, None, None).unwrap();
         assert_eq!(t.render(&c, false).unwrap(), "[system:a\n\nb][user:u]");
-        let lax = Template::new("{% for m in messages %}{{ m.content }}{% endfor %}", None, None);
+        let lax = Template::new(
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            None,
+            None,
+        );
         assert_eq!(lax.unwrap().render(&c, false).unwrap(), "aub");
         let never = Template::new("{{ raise_exception('no') }}", None, None).unwrap();
-        assert_eq!(never.render(&c, false), Err(ChatError::Refused("no".to_owned())));
+        assert_eq!(
+            never.render(&c, false),
+            Err(ChatError::Refused("no".to_owned()))
+        );
         assert!(Template::new("{% if %}", None, None).is_err());
     }
 }

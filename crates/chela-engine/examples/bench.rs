@@ -5,7 +5,9 @@ use chela_engine::{EngineOptions, LocalEngine, bench::bench};
 use chela_model::{Model, ModelSource, NoProgress, resolve};
 
 fn main() {
-    let name = std::env::args().nth(1).unwrap_or_else(|| "starter".to_owned());
+    let name = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "starter".to_owned());
     let cache = directories::ProjectDirs::from("", "", "chela").unwrap();
     let source = ModelSource::parse(&name).unwrap();
     let files = resolve(&source, cache.cache_dir(), &mut NoProgress).unwrap();

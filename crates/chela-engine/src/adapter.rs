@@ -30,8 +30,15 @@ pub enum Target {
 
 impl Target {
     /// In the order in which weights and adapters are kept.
-    pub const ALL: [Self; 7] =
-        [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+    pub const ALL: [Self; 7] = [
+        Self::Q,
+        Self::K,
+        Self::V,
+        Self::O,
+        Self::Gate,
+        Self::Up,
+        Self::Down,
+    ];
 
     /// PEFT's name of the module.
     pub fn module(self) -> &'static str {
@@ -180,7 +187,10 @@ impl<B> Adapter<B> {
     ) -> Result<Self, EngineError> {
         let targets = targets(&spec.targets)?;
         if spec.rank == 0 || !(spec.alpha.is_finite() && spec.alpha > 0.0) {
-            return Err(weights(format!("rank {} and alpha {}", spec.rank, spec.alpha)));
+            return Err(weights(format!(
+                "rank {} and alpha {}",
+                spec.rank, spec.alpha
+            )));
         }
         let mut rng = crate::rng::Rng::new(spec.seed ^ 0x4c6f_5241);
         let mut layers = Vec::with_capacity(config.layers);
@@ -198,7 +208,11 @@ impl<B> Adapter<B> {
             }
             layers.push(maps);
         }
-        Ok(Self { rank: spec.rank, alpha: spec.alpha, layers })
+        Ok(Self {
+            rank: spec.rank,
+            alpha: spec.alpha,
+            layers,
+        })
     }
 
     /// Reads PEFT's two files, refusing what does not belong to this model, by tensor and reason.
@@ -222,7 +236,10 @@ impl<B> Adapter<B> {
         let expected = config.layers * targets.len() * 2;
         if file.len() != expected {
             let got = file.len();
-            return Err(weights(format!("{}: {got} tensors, not {expected}", path.display())));
+            return Err(weights(format!(
+                "{}: {got} tensors, not {expected}",
+                path.display()
+            )));
         }
         let mut layers = Vec::with_capacity(config.layers);
         for layer in 0..config.layers {
@@ -240,9 +257,17 @@ impl<B> Adapter<B> {
             }
             layers.push(maps);
         }
-        let root = if peft.use_rslora { (peft.r as f32).sqrt() } else { 1.0 };
+        let root = if peft.use_rslora {
+            (peft.r as f32).sqrt()
+        } else {
+            1.0
+        };
         // rsLoRA (arXiv 2312.03732) scales by alpha / √r; kept as an equal alpha of the plain rule.
-        Ok(Self { rank: peft.r, alpha: peft.lora_alpha * root, layers })
+        Ok(Self {
+            rank: peft.r,
+            alpha: peft.lora_alpha * root,
+            layers,
+        })
     }
 
     /// Writes PEFT's two files into an existing folder and syncs them.
@@ -260,8 +285,16 @@ impl<B> Adapter<B> {
             }
             let a = k.download(&lora.a).map_err(kernel)?;
             let b = k.download(&lora.b).map_err(kernel)?;
-            tensors.push((target.tensor(layer, "A"), vec![self.rank, lora.input], bytes_of(&a)));
-            tensors.push((target.tensor(layer, "B"), vec![lora.out, self.rank], bytes_of(&b)));
+            tensors.push((
+                target.tensor(layer, "A"),
+                vec![self.rank, lora.input],
+                bytes_of(&a),
+            ));
+            tensors.push((
+                target.tensor(layer, "B"),
+                vec![lora.out, self.rank],
+                bytes_of(&b),
+            ));
         }
         let peft = PeftConfig {
             peft_type: "LORA".to_owned(),
@@ -319,9 +352,14 @@ fn targets(modules: &[String]) -> Result<Vec<Target>, EngineError> {
 }
 
 fn factor(file: &SafeTensors<'_>, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, String> {
-    let tensor = file.tensor(name).map_err(|_| format!("{name} is missing"))?;
+    let tensor = file
+        .tensor(name)
+        .map_err(|_| format!("{name} is missing"))?;
     if tensor.shape() != shape {
-        return Err(format!("{name} has shape {:?}, this model needs {shape:?}", tensor.shape()));
+        return Err(format!(
+            "{name} has shape {:?}, this model needs {shape:?}",
+            tensor.shape()
+        ));
     }
     let values = floats(&tensor).ok_or_else(|| format!("{name} is {:?}", tensor.dtype()))?;
     // One pass without a branch: x · 0 is NaN exactly for what is not finite.
@@ -339,9 +377,10 @@ pub fn floats(tensor: &TensorView<'_>) -> Option<Vec<f32>> {
             // A whole copy at once: a publish waits for it. (Files and memory are little-endian alike here.)
             bytemuck::allocation::pod_collect_to_vec(data)
         }
-        Dtype::F32 => {
-            data.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect()
-        }
+        Dtype::F32 => data
+            .chunks_exact(4)
+            .map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]]))
+            .collect(),
         Dtype::F16 => data
             .chunks_exact(2)
             .map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f32())

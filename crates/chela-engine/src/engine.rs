@@ -11,7 +11,8 @@ use crate::{
     weights::BaseWeights,
 };
 use chela_core::{
-    BoxFuture, EngineError, EngineInfo, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt, Sampling, SamplingParams, Scored, Want, Weights,
+    BoxFuture, EngineError, EngineInfo, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt,
+    Sampling, SamplingParams, Scored, Want, Weights,
 };
 use chela_kernels::{Cpu, Kernels};
 use chela_model::Model;
@@ -80,7 +81,10 @@ impl Versions {
         self.resident.insert(version.clone(), (self.loads, adapter));
         let served = self.served.get(&version.profile).map(|v| v.number);
         loop {
-            let of_profile = self.resident.keys().filter(|v| v.profile == version.profile);
+            let of_profile = self
+                .resident
+                .keys()
+                .filter(|v| v.profile == version.profile);
             let oldest = of_profile
                 .clone()
                 .filter(|v| **v != version && Some(v.number) != served)
@@ -135,7 +139,10 @@ impl LocalEngine {
             kv_bytes: options.prefix_bytes,
             train_share: options.train_share,
         };
-        let link = Link { training: training.clone(), dead: dead.clone() };
+        let link = Link {
+            training: training.clone(),
+            dead: dead.clone(),
+        };
         let scheduler = Scheduler::new(&k, base.clone(), limits, link);
         let (orders, inbox) = channel();
         let thread = std::thread::Builder::new()
@@ -190,7 +197,9 @@ impl LocalEngine {
     fn order(&self, order: Order<Cpu>) -> Result<(), EngineError> {
         self.alive()?;
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders.send(order).map_err(|_| EngineError::Stopped("its thread has ended".to_owned()))
+        orders
+            .send(order)
+            .map_err(|_| EngineError::Stopped("its thread has ended".to_owned()))
     }
 
     fn alive(&self) -> Result<(), EngineError> {
@@ -211,9 +220,13 @@ impl LocalEngine {
         }
         let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
         match versions.resident.get(&version) {
-            Some((load, adapter)) => {
-                Ok((CacheKey { version, load: *load }, Some(adapter.clone())))
-            }
+            Some((load, adapter)) => Ok((
+                CacheKey {
+                    version,
+                    load: *load,
+                },
+                Some(adapter.clone()),
+            )),
             None => Err(EngineError::NotLoaded(version)),
         }
     }
@@ -241,21 +254,37 @@ impl LocalEngine {
             return Err(EngineError::ContextLength { prompt: n, context });
         }
         if from == 0 || from >= n {
-            return Err(EngineError::Shape(format!("scores from {from} of {n} tokens")));
+            return Err(EngineError::Shape(format!(
+                "scores from {from} of {n} tokens"
+            )));
         }
         if !(want.temperature.is_finite() && want.temperature > 0.0) {
-            return Err(EngineError::Shape(format!("temperature {}", want.temperature)));
+            return Err(EngineError::Shape(format!(
+                "temperature {}",
+                want.temperature
+            )));
         }
         if let Some(named) = &want.candidates {
             if named.rows() != n - from {
-                return Err(EngineError::Shape(format!("{} candidate rows", named.rows())));
+                return Err(EngineError::Shape(format!(
+                    "{} candidate rows",
+                    named.rows()
+                )));
             }
             self.check(named.ids())?;
         }
         let (key, adapter) = self.pin(policy)?;
         let (answer, receiver) = oneshot::channel();
-        let scoring =
-            Scoring { key, adapter, tokens, from, want, answer, cache: None, hidden: None };
+        let scoring = Scoring {
+            key,
+            adapter,
+            tokens,
+            from,
+            want,
+            answer,
+            cache: None,
+            hidden: None,
+        };
         self.order(Order::Score(Box::new(scoring)))?;
         Ok(receiver)
     }
@@ -266,7 +295,11 @@ impl Drop for LocalEngine {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = orders.send(Order::Stop); // it may have ended by itself
         drop(orders);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(thread) = thread {
             let _ = thread.join(); // its panics are caught and kept in `dead`
         }
@@ -331,8 +364,10 @@ impl PolicyEngine for LocalEngine {
         let work = move || {
             let _ = answer.send(load(&k, &base, (&versions, most), (version, dir))); // nobody waits any more
         };
-        let spawned =
-            std::thread::Builder::new().name("chela-load".to_owned()).spawn(work).map(drop);
+        let spawned = std::thread::Builder::new()
+            .name("chela-load".to_owned())
+            .spawn(work)
+            .map(drop);
         Box::pin(async move {
             spawned.map_err(|e| EngineError::Stopped(format!("no thread for loading: {e}")))?;
             match receiver.await {
@@ -343,16 +378,24 @@ impl PolicyEngine for LocalEngine {
     }
 
     fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError> {
-        let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut versions = self
+            .versions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         if version.number != 0 && !versions.resident.contains_key(version) {
             return Err(EngineError::NotLoaded(version.clone()));
         }
-        versions.served.insert(version.profile.clone(), version.clone());
+        versions
+            .served
+            .insert(version.profile.clone(), version.clone());
         Ok(())
     }
 
     fn unload(&self, version: &PolicyVersion) {
-        let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
+        let mut versions = self
+            .versions
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         if versions.served.get(&version.profile) == Some(version) {
             return;
         }

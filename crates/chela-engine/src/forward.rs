@@ -28,7 +28,12 @@ impl<K: Kernels> KvCache<K> {
             .map(|_| Ok((k.zeros(capacity * width)?, k.zeros(capacity * width)?)))
             .collect::<Result<_, _>>()
             .map_err(kernel)?;
-        Ok(Self { layers, width, capacity, len: 0 })
+        Ok(Self {
+            layers,
+            width,
+            capacity,
+            len: 0,
+        })
     }
 
     /// Tokens held.
@@ -52,7 +57,9 @@ impl<K: Kernels> KvCache<K> {
         if needed <= self.capacity {
             return self.capacity;
         }
-        needed.max(self.capacity + self.capacity / 2).next_multiple_of(64)
+        needed
+            .max(self.capacity + self.capacity / 2)
+            .next_multiple_of(64)
     }
 
     /// A cache of its own with the first `len` tokens.
@@ -60,8 +67,10 @@ impl<K: Kernels> KvCache<K> {
         let len = len.min(self.len);
         let mut copy = Self::new(k, self.layers.len(), self.width, capacity.max(len))?;
         for ((from_k, from_v), (to_k, to_v)) in self.layers.iter().zip(&mut copy.layers) {
-            k.copy(from_k, 0, to_k, 0, len * self.width).map_err(kernel)?;
-            k.copy(from_v, 0, to_v, 0, len * self.width).map_err(kernel)?;
+            k.copy(from_k, 0, to_k, 0, len * self.width)
+                .map_err(kernel)?;
+            k.copy(from_v, 0, to_v, 0, len * self.width)
+                .map_err(kernel)?;
         }
         copy.len = len;
         Ok(copy)
@@ -120,7 +129,10 @@ struct Buffers<K: Kernels> {
 
 impl<K: Kernels> Default for Workspace<K> {
     fn default() -> Self {
-        Self { rows: 0, buffers: None }
+        Self {
+            rows: 0,
+            buffers: None,
+        }
     }
 }
 
@@ -157,13 +169,23 @@ impl<K: Kernels> Workspace<K> {
 /// `norm.rows` for hidden rows.
 pub fn hidden_norm<K: Kernels>(base: &BaseWeights<K>, rows: usize) -> Norm {
     let c = &base.config;
-    Norm { rows, width: c.hidden, eps: c.rms_eps, plus_one: false }
+    Norm {
+        rows,
+        width: c.hidden,
+        eps: c.rms_eps,
+        plus_one: false,
+    }
 }
 
 /// `norm.rows` for heads of q or k.
 pub fn head_norm<K: Kernels>(base: &BaseWeights<K>, rows: usize) -> Norm {
     let c = &base.config;
-    Norm { rows, width: c.head_dim, eps: c.rms_eps, plus_one: false }
+    Norm {
+        rows,
+        width: c.head_dim,
+        eps: c.rms_eps,
+        plus_one: false,
+    }
 }
 
 /// The heads of a model's attention.
@@ -180,7 +202,12 @@ pub fn heads<K: Kernels>(base: &BaseWeights<K>) -> Heads {
 /// Rotary shape for `heads` heads.
 pub fn rope<K: Kernels>(base: &BaseWeights<K>, rows: usize, heads: usize) -> Rope {
     let d = base.config.head_dim;
-    Rope { rows, heads, head_dim: d, half: d / 2 }
+    Rope {
+        rows,
+        heads,
+        head_dim: d,
+        half: d / 2,
+    }
 }
 
 /// `y[rows] += scale · (x[rows] Aᵀ) Bᵀ` for each span that has the map. `low` is scratch of at least rows · r.
@@ -194,7 +221,9 @@ pub fn add_low_rank<K: Kernels>(
 ) -> Result<(), EngineError> {
     for span in spans {
         let adapter = span.adapter;
-        let Some(lora) = &adapter.layers[at.0][at.1 as usize] else { continue };
+        let Some(lora) = &adapter.layers[at.0][at.1 as usize] else {
+            continue;
+        };
         let (m, r) = (span.rows.len(), adapter.rank);
         let own;
         let mut own_low = if k.len(low) < m * r {
@@ -206,11 +235,24 @@ pub fn add_low_rank<K: Kernels>(
         let low: &mut K::Buf = own_low.as_mut().unwrap_or(low);
         let a = Mat::new(&lora.a, r, lora.input);
         let rows = Mat::rows(x, span.rows.start, m, lora.input);
-        k.matmul(Product::NT, 1.0, (rows, a), MatMut::new(low, m, r), Acc::Set).map_err(kernel)?;
+        k.matmul(
+            Product::NT,
+            1.0,
+            (rows, a),
+            MatMut::new(low, m, r),
+            Acc::Set,
+        )
+        .map_err(kernel)?;
         let b = Mat::new(&lora.b, lora.out, r);
         let y = MatMut::rows(y, span.rows.start, m, lora.out);
-        k.matmul(Product::NT, adapter.scale(), (Mat::new(low, m, r), b), y, Acc::Add)
-            .map_err(kernel)?;
+        k.matmul(
+            Product::NT,
+            adapter.scale(),
+            (Mat::new(low, m, r), b),
+            y,
+            Acc::Add,
+        )
+        .map_err(kernel)?;
     }
     Ok(())
 }
@@ -225,7 +267,11 @@ pub fn forward<'w, K: Kernels>(
 ) -> Result<&'w mut K::Buf, EngineError> {
     let rows: usize = items.iter().map(|i| i.tokens.len()).sum();
     let decode = items.iter().all(|i| i.tokens.len() == 1);
-    let mode = if decode { RowsMode::Decode } else { RowsMode::Prefill };
+    let mode = if decode {
+        RowsMode::Decode
+    } else {
+        RowsMode::Prefill
+    };
     work.ensure(k, base, rows)?;
     let Some(w) = work.buffers.as_mut() else {
         return Err(EngineError::Stopped("no workspace".to_owned()));
@@ -239,7 +285,8 @@ pub fn forward<'w, K: Kernels>(
         ids.extend_from_slice(item.tokens);
     }
     k.embed(&base.embed, &ids, &mut w.x).map_err(kernel)?;
-    k.rope_table(&positions, &base.rope.0, base.rope.1, &mut w.table).map_err(kernel)?;
+    k.rope_table(&positions, &base.rope.0, base.rope.1, &mut w.table)
+        .map_err(kernel)?;
     let adapters: Vec<Option<Arc<Adapter<K::Buf>>>> =
         items.iter().map(|i| i.adapter.clone()).collect();
     let lengths: Vec<usize> = items.iter().map(|i| i.tokens.len()).collect();
@@ -263,9 +310,7 @@ fn spans<'a, B>(adapters: &'a [Option<Arc<Adapter<B>>>], lengths: &[usize]) -> V
         at += n;
         let Some(adapter) = adapter else { continue };
         match spans.last_mut() {
-            Some(last)
-                if last.rows.end == rows.start && std::ptr::eq(last.adapter, &**adapter) =>
-            {
+            Some(last) if last.rows.end == rows.start && std::ptr::eq(last.adapter, &**adapter) => {
                 last.rows.end = rows.end;
             }
             _ => spans.push(Span { rows, adapter }),
@@ -286,15 +331,28 @@ fn attention<K: Kernels>(
 ) -> Result<(), EngineError> {
     let c = &base.config;
     let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-    k.rms_norm(&w.x, &layer.attn_norm, hidden_norm(base, rows), &mut w.h).map_err(kernel)?;
+    k.rms_norm(&w.x, &layer.attn_norm, hidden_norm(base, rows), &mut w.h)
+        .map_err(kernel)?;
     let [wq, wk, wv, wo, ..] = &layer.linear;
     let [bq, bk, bv, bo] = &layer.bias;
     k.linear_group(
         Mat::new(&w.h, rows, c.hidden),
         &mut [
-            Linear { weight: wq, bias: bq.as_ref(), y: MatMut::new(&mut w.q, rows, q_width) },
-            Linear { weight: wk, bias: bk.as_ref(), y: MatMut::new(&mut w.k, rows, kv_width) },
-            Linear { weight: wv, bias: bv.as_ref(), y: MatMut::new(&mut w.v, rows, kv_width) },
+            Linear {
+                weight: wq,
+                bias: bq.as_ref(),
+                y: MatMut::new(&mut w.q, rows, q_width),
+            },
+            Linear {
+                weight: wk,
+                bias: bk.as_ref(),
+                y: MatMut::new(&mut w.k, rows, kv_width),
+            },
+            Linear {
+                weight: wv,
+                bias: bv.as_ref(),
+                y: MatMut::new(&mut w.v, rows, kv_width),
+            },
         ],
         mode,
     )
@@ -303,27 +361,45 @@ fn attention<K: Kernels>(
     add_low_rank(k, spans, (index, Target::K), &w.h, &mut w.k, &mut w.low)?;
     add_low_rank(k, spans, (index, Target::V), &w.h, &mut w.v, &mut w.low)?;
     if let Some((q_norm, k_norm)) = &layer.qk_norm {
-        k.rms_norm(&w.q, q_norm, head_norm(base, rows * c.heads), &mut w.o).map_err(kernel)?;
-        k.copy(&w.o, 0, &mut w.q, 0, rows * q_width).map_err(kernel)?;
-        k.rms_norm(&w.k, k_norm, head_norm(base, rows * c.kv_heads), &mut w.o).map_err(kernel)?;
-        k.copy(&w.o, 0, &mut w.k, 0, rows * kv_width).map_err(kernel)?;
+        k.rms_norm(&w.q, q_norm, head_norm(base, rows * c.heads), &mut w.o)
+            .map_err(kernel)?;
+        k.copy(&w.o, 0, &mut w.q, 0, rows * q_width)
+            .map_err(kernel)?;
+        k.rms_norm(&w.k, k_norm, head_norm(base, rows * c.kv_heads), &mut w.o)
+            .map_err(kernel)?;
+        k.copy(&w.o, 0, &mut w.k, 0, rows * kv_width)
+            .map_err(kernel)?;
     }
     let forward = RopeDirection::Forward;
-    k.rope(&mut w.q, &w.table, rope(base, rows, c.heads), forward).map_err(kernel)?;
-    k.rope(&mut w.k, &w.table, rope(base, rows, c.kv_heads), forward).map_err(kernel)?;
+    k.rope(&mut w.q, &w.table, rope(base, rows, c.heads), forward)
+        .map_err(kernel)?;
+    k.rope(&mut w.k, &w.table, rope(base, rows, c.kv_heads), forward)
+        .map_err(kernel)?;
+    append(k, items, (index, kv_width), w)?;
+    attend(k, base, items, index, w)?;
+    let y = MatMut::new(&mut w.h, rows, c.hidden);
+    k.linear(Mat::new(&w.o, rows, q_width), wo, bo.as_ref(), y, mode)
+        .map_err(kernel)?;
+    add_low_rank(k, spans, (index, Target::O), &w.o, &mut w.h, &mut w.low)?;
+    k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
+}
+
+/// Puts the rows' keys and values into their caches.
+fn append<K: Kernels>(
+    k: &K,
+    items: &mut [Item<'_, K>],
+    (index, width): (usize, usize),
+    w: &Buffers<K>,
+) -> Result<(), EngineError> {
     let mut at = 0;
     for item in items.iter_mut() {
-        let (n, start) = (item.tokens.len() * kv_width, item.cache.len * kv_width);
+        let (n, start) = (item.tokens.len() * width, item.cache.len * width);
         let (keys, values) = &mut item.cache.layers[index];
         k.copy(&w.k, at, keys, start, n).map_err(kernel)?;
         k.copy(&w.v, at, values, start, n).map_err(kernel)?;
         at += n;
     }
-    attend(k, base, items, index, w)?;
-    let y = MatMut::new(&mut w.h, rows, c.hidden);
-    k.linear(Mat::new(&w.o, rows, q_width), wo, bo.as_ref(), y, mode).map_err(kernel)?;
-    add_low_rank(k, spans, (index, Target::O), &w.o, &mut w.h, &mut w.low)?;
-    k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
+    Ok(())
 }
 
 fn attend<K: Kernels>(
@@ -339,11 +415,18 @@ fn attend<K: Kernels>(
             .iter()
             .map(|item| {
                 let (keys, values) = &item.cache.layers[index];
-                [KvPiece { k: keys, v: values, at: 0, len: item.cache.len + 1 }]
+                [KvPiece {
+                    k: keys,
+                    v: values,
+                    at: 0,
+                    len: item.cache.len + 1,
+                }]
             })
             .collect();
         let pieces: Vec<&[KvPiece<'_, K::Buf>]> = pieces.iter().map(|p| &p[..]).collect();
-        return k.attention_decode(&w.q, &pieces, heads(base), window, &mut w.o).map_err(kernel);
+        return k
+            .attention_decode(&w.q, &pieces, heads(base), window, &mut w.o)
+            .map_err(kernel);
     }
     let [item] = items else {
         return Err(EngineError::Shape("several prompts in one pass".to_owned()));
@@ -353,8 +436,13 @@ fn attend<K: Kernels>(
         .ok_or_else(|| EngineError::Shape("a chunk longer than its text".to_owned()))?
         .with_window(window);
     let (keys, values) = &item.cache.layers[index];
-    let qkv = Qkv { q: &w.q, k: keys, v: values };
-    k.attention(qkv, heads(base), &[segment], &mut w.o, &mut w.lse).map_err(kernel)
+    let qkv = Qkv {
+        q: &w.q,
+        k: keys,
+        v: values,
+    };
+    k.attention(qkv, heads(base), &[segment], &mut w.o, &mut w.lse)
+        .map_err(kernel)
 }
 
 fn gated<K: Kernels>(
@@ -365,22 +453,47 @@ fn gated<K: Kernels>(
 ) -> Result<(), EngineError> {
     let c = &base.config;
     let wide = c.intermediate;
-    k.rms_norm(&w.x, &layer.mlp_norm, hidden_norm(base, rows), &mut w.h).map_err(kernel)?;
+    k.rms_norm(&w.x, &layer.mlp_norm, hidden_norm(base, rows), &mut w.h)
+        .map_err(kernel)?;
     let [.., gate, up, down] = &layer.linear;
     k.linear_group(
         Mat::new(&w.h, rows, c.hidden),
         &mut [
-            Linear { weight: gate, bias: None, y: MatMut::new(&mut w.gate, rows, wide) },
-            Linear { weight: up, bias: None, y: MatMut::new(&mut w.up, rows, wide) },
+            Linear {
+                weight: gate,
+                bias: None,
+                y: MatMut::new(&mut w.gate, rows, wide),
+            },
+            Linear {
+                weight: up,
+                bias: None,
+                y: MatMut::new(&mut w.up, rows, wide),
+            },
         ],
         mode,
     )
     .map_err(kernel)?;
-    add_low_rank(k, spans, (index, Target::Gate), &w.h, &mut w.gate, &mut w.low)?;
+    add_low_rank(
+        k,
+        spans,
+        (index, Target::Gate),
+        &w.h,
+        &mut w.gate,
+        &mut w.low,
+    )?;
     add_low_rank(k, spans, (index, Target::Up), &w.h, &mut w.up, &mut w.low)?;
-    k.glu(Activation::Silu, rows * wide, &w.gate, &w.up, &mut w.act).map_err(kernel)?;
+    k.glu(Activation::Silu, rows * wide, &w.gate, &w.up, &mut w.act)
+        .map_err(kernel)?;
     let y = MatMut::new(&mut w.h, rows, c.hidden);
-    k.linear(Mat::new(&w.act, rows, wide), down, None, y, mode).map_err(kernel)?;
-    add_low_rank(k, spans, (index, Target::Down), &w.act, &mut w.h, &mut w.low)?;
+    k.linear(Mat::new(&w.act, rows, wide), down, None, y, mode)
+        .map_err(kernel)?;
+    add_low_rank(
+        k,
+        spans,
+        (index, Target::Down),
+        &w.act,
+        &mut w.h,
+        &mut w.low,
+    )?;
     k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
 }

@@ -6,8 +6,8 @@ use crate::{
     learner::{LearnerOptions, LocalLearner},
 };
 use chela_core::{
-    AdapterSpec, Checkpoint, EngineError, Learner, Learners, OptimParams, PolicyEngine, Profile, Sample, Scored,
-    StepReport, TokenLoss, Want,
+    AdapterSpec, Checkpoint, EngineError, Learner, Learners, OptimParams, PolicyEngine, Profile,
+    Sample, Scored, StepReport, TokenLoss, Want,
 };
 use chela_kernels::Cpu;
 use std::{
@@ -32,9 +32,14 @@ impl Claim {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(profile.clone());
         if !fresh {
-            return Err(EngineError::Shape(format!("a learner of {profile} is already open")));
+            return Err(EngineError::Shape(format!(
+                "a learner of {profile} is already open"
+            )));
         }
-        Ok(Self { profile: profile.clone(), learning: learning.clone() })
+        Ok(Self {
+            profile: profile.clone(),
+            learning: learning.clone(),
+        })
     }
 }
 
@@ -82,7 +87,10 @@ impl Learners for LocalEngine {
     ) -> Result<Box<dyn Learner>, EngineError> {
         let claim = Claim::new(profile, &self.learning)?;
         let learner = self.learner(spec, from)?;
-        Ok(Box::new(Claimed { learner, _claim: claim }))
+        Ok(Box::new(Claimed {
+            learner,
+            _claim: claim,
+        }))
     }
 }
 

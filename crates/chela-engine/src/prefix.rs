@@ -1,4 +1,7 @@
 //! Keys and values of ended requests, kept for whoever continues or shares their text under the same weights.
+//!
+//! A reused prefix equals a cold run within rounding, not bit for bit: some of its rows were decoded one at a time, and what follows
+//! is cut into other chunks. Equal seeds give equal replies whatever else is in the batch, from equal caches.
 
 use crate::{error::kernel, forward::KvCache};
 use chela_core::{EngineError, PolicyVersion, TokenId};

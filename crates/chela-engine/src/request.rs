@@ -90,7 +90,10 @@ impl<K: Kernels> Reply<K> {
     /// Says that the prompt is read.
     pub fn started(&self) {
         let version = self.key.version.clone();
-        let event = SamplingEvent::Started { version, cached_tokens: self.reused };
+        let event = SamplingEvent::Started {
+            version,
+            cached_tokens: self.reused,
+        };
         let _ = self.events.unbounded_send(Ok(event)); // a client that went away is seen by `cancelled`
     }
 
@@ -104,7 +107,11 @@ impl<K: Kernels> Reply<K> {
         let forced = allowed == Some(1);
         let p = &self.params;
         let policy = SamplePolicy {
-            temperature: if p.temperature < GREEDY { 0.0 } else { p.temperature },
+            temperature: if p.temperature < GREEDY {
+                0.0
+            } else {
+                p.temperature
+            },
             top_p: p.top_p,
             top_k: p.top_k as usize,
             min_p: p.min_p,
@@ -116,8 +123,11 @@ impl<K: Kernels> Reply<K> {
             Some(plain) => token_logprob(plain, drawn.id, 1.0).map_err(kernel)?,
             None => drawn.logprob_t1,
         };
-        let behavior_logprob =
-            if shaped || p.temperature < SHARP { logprob_t1 } else { drawn.logprob };
+        let behavior_logprob = if shaped || p.temperature < SHARP {
+            logprob_t1
+        } else {
+            drawn.logprob
+        };
         let id = drawn.id;
         let token = SampledToken {
             id,
@@ -167,7 +177,9 @@ impl<K: Kernels> Reply<K> {
     /// Says that the reply is over.
     pub fn finish(mut self, reason: FinishReason) -> (CacheKey, Vec<TokenId>, Option<KvCache<K>>) {
         self.told = true;
-        let _ = self.events.unbounded_send(Ok(SamplingEvent::Finished(reason)));
+        let _ = self
+            .events
+            .unbounded_send(Ok(SamplingEvent::Finished(reason)));
         let tokens = std::mem::take(&mut self.tokens);
         (self.key.clone(), tokens, self.cache.take())
     }
@@ -186,7 +198,11 @@ fn top_logprobs(logits: &[f32], n: usize) -> Result<Vec<(TokenId, f32)>, EngineE
     }
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
     let n = n.min(ids.len());
-    let by = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let by = |a: &u32, b: &u32| {
+        logits[*b as usize]
+            .total_cmp(&logits[*a as usize])
+            .then(a.cmp(b))
+    };
     if n < ids.len() {
         ids.select_nth_unstable_by(n - 1, by);
         ids.truncate(n);

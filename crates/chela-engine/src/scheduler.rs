@@ -24,7 +24,7 @@ use std::{
 
 /// Prompt tokens read between two decode steps; chunks end at multiples of it from the start of the text, whatever else runs: the
 /// last bits of a product of many rows depend on their number.
-const CHUNK: usize = 256;
+const CHUNK: usize = 128;
 
 /// Where the chunk ends that begins after `done` of `total` tokens.
 pub fn chunk_end(done: usize, total: usize) -> usize {
@@ -108,7 +108,11 @@ impl<K: Kernels> Scheduler<K> {
                     .unwrap_or_else(|| "a panic without words".to_owned()),
             };
             tracing::debug!(%why, "engine thread ends");
-            *self.link.dead.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
+            *self
+                .link
+                .dead
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(why.clone());
             self.fail_all(&EngineError::Stopped(why));
             while let Ok(order) = orders.try_recv() {
                 self.take(order);
@@ -145,7 +149,9 @@ impl<K: Kernels> Scheduler<K> {
     /// One round. False when told to stop.
     fn turn(&mut self, orders: &Receiver<Order<K>>) -> Result<bool, EngineError> {
         if self.idle() {
-            let Ok(order) = orders.recv() else { return Ok(false) };
+            let Ok(order) = orders.recv() else {
+                return Ok(false);
+            };
             if !self.take(order) {
                 return Ok(false);
             }
@@ -198,7 +204,8 @@ impl<K: Kernels> Scheduler<K> {
         let (key, tokens, cache) = reply.finish(reason);
         if let Some(cache) = cache {
             self.prefixes.keep(key, tokens, cache);
-            self.prefixes.shrink(self.limits.kv_bytes.saturating_sub(self.held()));
+            self.prefixes
+                .shrink(self.limits.kv_bytes.saturating_sub(self.held()));
         }
     }
 
@@ -216,7 +223,8 @@ impl<K: Kernels> Scheduler<K> {
         if held > 0 && held + more > self.limits.kv_bytes {
             return false;
         }
-        self.prefixes.shrink(self.limits.kv_bytes.saturating_sub(held + more));
+        self.prefixes
+            .shrink(self.limits.kv_bytes.saturating_sub(held + more));
         true
     }
 
@@ -249,7 +257,11 @@ impl<K: Kernels> Scheduler<K> {
     fn admit(&mut self) -> Result<(), EngineError> {
         let lanes = self.limits.concurrent;
         while self.running.len() < lanes {
-            let next = self.waiting.iter().enumerate().min_by_key(|(i, r)| (r.params.priority, *i));
+            let next = self
+                .waiting
+                .iter()
+                .enumerate()
+                .min_by_key(|(i, r)| (r.params.priority, *i));
             let Some((index, reply)) = next else { break };
             let user = reply.params.priority == Priority::User;
             if !user && self.running.len() >= (lanes - lanes / 4).max(1) {
@@ -259,11 +271,16 @@ impl<K: Kernels> Scheduler<K> {
             if !self.room(self.bytes(capacity)) {
                 break;
             }
-            let Some(mut reply) = self.waiting.remove(index) else { break };
+            let Some(mut reply) = self.waiting.remove(index) else {
+                break;
+            };
             // The last token is always read anew: its row gives the first logits.
             let known = &reply.tokens[..reply.tokens.len() - 1];
             let beginning = &known[..known.len().min(SHORTEST)];
-            let sole = !self.waiting.iter().any(|w| w.key == reply.key && w.tokens.starts_with(beginning));
+            let sole = !self
+                .waiting
+                .iter()
+                .any(|w| w.key == reply.key && w.tokens.starts_with(beginning));
             let cache = self.cache(&reply.key, known, (sole, capacity))?;
             reply.reused = cache.len();
             reply.cache = Some(cache);
@@ -277,7 +294,12 @@ impl<K: Kernels> Scheduler<K> {
     fn chosen(&mut self) -> Vec<usize> {
         let mut chosen = Vec::new();
         let mut free = self.limits.kv_bytes.saturating_sub(self.held());
-        for (i, reply) in self.running.iter().enumerate().filter(|(_, r)| r.decoding()) {
+        for (i, reply) in self
+            .running
+            .iter()
+            .enumerate()
+            .filter(|(_, r)| r.decoding())
+        {
             let growth = reply.cache.as_ref().map_or(0, |c| c.growth(1));
             if growth <= free || chosen.is_empty() {
                 free = free.saturating_sub(growth);
@@ -305,13 +327,21 @@ impl<K: Kernels> Scheduler<K> {
         // Rows of one version stand together: their adapters run as one product.
         chosen.sort_by(|a, b| a.key.cmp(&b.key));
         let lease = k.lease();
-        let last: Vec<[u32; 1]> =
-            chosen.iter().map(|r| [r.tokens.last().copied().unwrap_or(0)]).collect();
+        let last: Vec<[u32; 1]> = chosen
+            .iter()
+            .map(|r| [r.tokens.last().copied().unwrap_or(0)])
+            .collect();
         let mut items: Vec<Item<'_, K>> = Vec::with_capacity(chosen.len());
         for (reply, token) in chosen.iter_mut().zip(&last) {
             let adapter = reply.adapter.clone();
-            let Some(cache) = reply.cache.as_mut() else { continue };
-            items.push(Item { cache, tokens: token, adapter });
+            let Some(cache) = reply.cache.as_mut() else {
+                continue;
+            };
+            items.push(Item {
+                cache,
+                tokens: token,
+                adapter,
+            });
         }
         let rows = items.len();
         let x = forward(k, base, &mut items, &mut self.decode_work)?;
@@ -322,8 +352,7 @@ impl<K: Kernels> Scheduler<K> {
             reply.over = reply.draw(logits).transpose();
         }
         drop(chosen);
-        let (over, on): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|r| r.over.is_some());
+        let (over, on): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| r.over.is_some());
         self.running = on;
         for mut reply in over {
             match reply.over.take() {
@@ -343,16 +372,24 @@ impl<K: Kernels> Scheduler<K> {
             .enumerate()
             .filter(|(_, r)| !r.decoding())
             .min_by_key(|(i, r)| (r.params.priority, *i));
-        let Some(at) = next.map(|(i, _)| i) else { return Ok(false) };
+        let Some(at) = next.map(|(i, _)| i) else {
+            return Ok(false);
+        };
         let (k, base) = (&self.k, &self.base);
         let reply = &mut self.running[at];
         let adapter = reply.adapter.clone();
-        let Some(cache) = reply.cache.as_mut() else { return Ok(false) };
+        let Some(cache) = reply.cache.as_mut() else {
+            return Ok(false);
+        };
         let done = cache.len();
         let end = chunk_end(done, reply.tokens.len());
         let last = end == reply.tokens.len();
         let lease = (reply.params.priority == Priority::User).then(|| k.lease());
-        let mut items = [Item { cache, tokens: &reply.tokens[done..end], adapter }];
+        let mut items = [Item {
+            cache,
+            tokens: &reply.tokens[done..end],
+            adapter,
+        }];
         let x = forward(k, base, &mut items, &mut self.chunk_work)?;
         if !last {
             return Ok(true);
@@ -375,23 +412,36 @@ impl<K: Kernels> Scheduler<K> {
     /// The next chunk of the text that is scored first. Behind replies that run, only one chunk a round.
     fn score_chunk(&mut self, replies_run: bool) -> Result<(), EngineError> {
         let first = |all: &VecDeque<Scoring<K>>, begun: bool| {
-            let all = all.iter().enumerate().filter(|(_, s)| !begun || s.cache.is_some());
+            let all = all
+                .iter()
+                .enumerate()
+                .filter(|(_, s)| !begun || s.cache.is_some());
             all.min_by_key(|(i, s)| (s.priority(), *i)).map(|(i, _)| i)
         };
-        let Some(mut at) = first(&self.scoring, false) else { return Ok(()) };
+        let Some(mut at) = first(&self.scoring, false) else {
+            return Ok(());
+        };
         let need = self.bytes(self.scoring[at].tokens.len());
         if self.scoring[at].cache.is_none() && !self.room(need) {
             // Memory comes back when what has begun ends.
-            let Some(begun) = first(&self.scoring, true) else { return Ok(()) };
+            let Some(begun) = first(&self.scoring, true) else {
+                return Ok(());
+            };
             at = begun;
         }
-        let Some(mut scoring) = self.scoring.remove(at) else { return Ok(()) };
+        let Some(mut scoring) = self.scoring.remove(at) else {
+            return Ok(());
+        };
         if scoring.cache.is_none() {
             let known = &scoring.tokens[..scoring.from - 1];
             let cache = self.cache(&scoring.key, known, (false, scoring.tokens.len()))?;
             scoring.cache = Some(cache);
         }
-        let k = if replies_run { self.k.clone() } else { self.k.with_priority(Rank::Train) };
+        let k = if replies_run {
+            self.k.clone()
+        } else {
+            self.k.with_priority(Rank::Train)
+        };
         match advance(&k, &self.base, &mut scoring, &mut self.chunk_work) {
             Ok(None) => self.scoring.push_front(scoring),
             Ok(Some(scored)) => {
@@ -415,9 +465,11 @@ fn logits<K: Kernels>(
 ) -> Result<Vec<f32>, EngineError> {
     let c = &base.config;
     let mut normed = k.zeros(rows * c.hidden).map_err(kernel)?;
-    k.rms_norm(x, &base.final_norm, hidden_norm(base, rows), &mut normed).map_err(kernel)?;
+    k.rms_norm(x, &base.final_norm, hidden_norm(base, rows), &mut normed)
+        .map_err(kernel)?;
     let mut out = k.zeros(rows * c.vocab).map_err(kernel)?;
-    k.logits(&base.head, Mat::new(&normed, rows, c.hidden), &mut out).map_err(kernel)?;
+    k.logits(&base.head, Mat::new(&normed, rows, c.hidden), &mut out)
+        .map_err(kernel)?;
     let mut host = vec![0.0; rows * c.vocab];
     k.read(&out, 0, &mut host).map_err(kernel)?;
     Ok(host)

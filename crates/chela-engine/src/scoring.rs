@@ -59,18 +59,25 @@ pub fn advance<K: Kernels>(
     let total = scoring.tokens.len() - 1;
     let done = cache.len();
     let end = chunk_end(done, total);
-    let mut items = [Item { cache, tokens: &scoring.tokens[done..end], adapter }];
+    let mut items = [Item {
+        cache,
+        tokens: &scoring.tokens[done..end],
+        adapter,
+    }];
     let x = forward(k, base, &mut items, work)?;
     let first = scoring.from - 1; // row p predicts token p + 1
     if let (Some(hidden), true) = (scoring.hidden.as_mut(), end > first) {
         let from = done.max(first);
         let (src, dst) = ((from - done) * width, (from - first) * width);
-        k.copy(x, src, hidden, dst, (end - from) * width).map_err(kernel)?;
+        k.copy(x, src, hidden, dst, (end - from) * width)
+            .map_err(kernel)?;
     }
     if end < total {
         return Ok(None);
     }
-    let Some(hidden) = scoring.hidden.take() else { return Ok(None) };
+    let Some(hidden) = scoring.hidden.take() else {
+        return Ok(None);
+    };
     head(k, base, scoring, &hidden, rows).map(Some)
 }
 
@@ -83,7 +90,13 @@ fn head<K: Kernels>(
 ) -> Result<Scored, EngineError> {
     let width = base.config.hidden;
     let mut normed = k.zeros(rows * width).map_err(kernel)?;
-    k.rms_norm(hidden, &base.final_norm, hidden_norm(base, rows), &mut normed).map_err(kernel)?;
+    k.rms_norm(
+        hidden,
+        &base.final_norm,
+        hidden_norm(base, rows),
+        &mut normed,
+    )
+    .map_err(kernel)?;
     let want = &scoring.want;
     let (ids, n) = match &want.candidates {
         Some(named) => (named.ids(), named.k()),
@@ -91,9 +104,16 @@ fn head<K: Kernels>(
     };
     let pair_rows: Vec<u32> = (0..rows as u32).collect();
     let temperatures = vec![1.0 / want.temperature; rows];
-    let pairs =
-        Pairs { rows: &pair_rows, inv_temperature: &temperatures, candidates: ids, k: n };
-    let ask = chela_kernels::Want { entropy: want.entropy, top_k: want.top_k };
+    let pairs = Pairs {
+        rows: &pair_rows,
+        inv_temperature: &temperatures,
+        candidates: ids,
+        k: n,
+    };
+    let ask = chela_kernels::Want {
+        entropy: want.entropy,
+        top_k: want.top_k,
+    };
     let scores = k
         .head_scores(&base.head, Mat::new(&normed, rows, width), pairs, ask)
         .map_err(kernel)?;
@@ -110,6 +130,8 @@ fn head<K: Kernels>(
 fn finite(logprobs: &[f32], version: &chela_core::PolicyVersion) -> Result<(), EngineError> {
     match logprobs.iter().position(|l| !l.is_finite()) {
         None => Ok(()),
-        Some(at) => Err(EngineError::NotFinite(format!("log-prob {at} under {version}"))),
+        Some(at) => Err(EngineError::NotFinite(format!(
+            "log-prob {at} under {version}"
+        ))),
     }
 }

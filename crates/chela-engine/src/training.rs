@@ -35,7 +35,11 @@ impl Block {
             positions.extend(0..tokens.len() as u32);
             segments.push(Segment::causal(rows).with_window(window));
         }
-        Self { ids, positions, segments }
+        Self {
+            ids,
+            positions,
+            segments,
+        }
     }
 
     /// T
@@ -103,7 +107,10 @@ impl<K: Kernels> Pass<'_, K> {
     }
 
     fn span(&self) -> [Span<'_, K::Buf>; 1] {
-        [Span { rows: 0..self.block.rows(), adapter: self.adapter }]
+        [Span {
+            rows: 0..self.block.rows(),
+            adapter: self.adapter,
+        }]
     }
 
     fn low(&self) -> Result<K::Buf, EngineError> {
@@ -114,11 +121,17 @@ impl<K: Kernels> Pass<'_, K> {
     pub fn forward(&self, keep: bool) -> Result<Tape<K>, EngineError> {
         let (k, c) = (self.k, &self.base.config);
         let mut x = self.zeros(c.hidden)?;
-        k.embed(&self.base.embed, &self.block.ids, &mut x).map_err(kernel)?;
+        k.embed(&self.base.embed, &self.block.ids, &mut x)
+            .map_err(kernel)?;
         let mut table = self.zeros(c.head_dim)?;
         let (frequencies, factor) = &self.base.rope;
-        k.rope_table(&self.block.positions, frequencies, *factor, &mut table).map_err(kernel)?;
-        let mut tape = Tape { inputs: vec![x], saved: Vec::new(), table };
+        k.rope_table(&self.block.positions, frequencies, *factor, &mut table)
+            .map_err(kernel)?;
+        let mut tape = Tape {
+            inputs: vec![x],
+            saved: Vec::new(),
+            table,
+        };
         for index in 0..self.base.layers.len() {
             let (out, saved) = {
                 let Some(x) = tape.inputs.last() else { break };
@@ -142,26 +155,52 @@ impl<K: Kernels> Pass<'_, K> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let layer = &self.base.layers[index];
         let mut h = self.zeros(c.hidden)?;
-        k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h).map_err(kernel)?;
+        k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
+            .map_err(kernel)?;
         let (q, key, v, plain_qk) = self.qkv(index, layer, &h, table)?;
         let mut o = self.zeros(c.heads * c.head_dim)?;
         let mut lse = self.zeros(c.heads)?;
-        let qkv = Qkv { q: &q, k: &key, v: &v };
-        k.attention(qkv, heads(self.base), &self.block.segments, &mut o, &mut lse)
-            .map_err(kernel)?;
+        let qkv = Qkv {
+            q: &q,
+            k: &key,
+            v: &v,
+        };
+        k.attention(
+            qkv,
+            heads(self.base),
+            &self.block.segments,
+            &mut o,
+            &mut lse,
+        )
+        .map_err(kernel)?;
         let mut mid = self.zeros(c.hidden)?;
         self.linear(index, Target::O, &o, &mut mid)?;
         k.axpy(t * c.hidden, 1.0, x, &mut mid).map_err(kernel)?;
-        k.rms_norm(&mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h).map_err(kernel)?;
+        k.rms_norm(&mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h)
+            .map_err(kernel)?;
         let (mut gate, mut up) = (self.zeros(c.intermediate)?, self.zeros(c.intermediate)?);
         self.linear(index, Target::Gate, &h, &mut gate)?;
         self.linear(index, Target::Up, &h, &mut up)?;
         let mut act = self.zeros(c.intermediate)?;
-        k.glu(Activation::Silu, t * c.intermediate, &gate, &up, &mut act).map_err(kernel)?;
+        k.glu(Activation::Silu, t * c.intermediate, &gate, &up, &mut act)
+            .map_err(kernel)?;
         let mut out = self.zeros(c.hidden)?;
         self.linear(index, Target::Down, &act, &mut out)?;
         k.axpy(t * c.hidden, 1.0, &mid, &mut out).map_err(kernel)?;
-        Ok((out, Saved { plain_qk, q, k: key, v, o, lse, mid, gate, up }))
+        Ok((
+            out,
+            Saved {
+                plain_qk,
+                q,
+                k: key,
+                v,
+                o,
+                lse,
+                mid,
+                gate,
+                up,
+            },
+        ))
     }
 
     /// y = x Wᵀ + bias + the adapter's part.
@@ -178,7 +217,8 @@ impl<K: Kernels> Pass<'_, K> {
         let bias = layer.bias.get(target as usize).and_then(Option::as_ref);
         let weight = &layer.linear[target as usize];
         let to = MatMut::new(y, t, out);
-        k.linear(Mat::new(x, t, input), weight, bias, to, RowsMode::Prefill).map_err(kernel)?;
+        k.linear(Mat::new(x, t, input), weight, bias, to, RowsMode::Prefill)
+            .map_err(kernel)?;
         add_low_rank(k, &self.span(), (index, target), x, y, &mut self.low()?)
     }
 
@@ -192,16 +232,31 @@ impl<K: Kernels> Pass<'_, K> {
     ) -> Result<(K::Buf, K::Buf, K::Buf, Option<(K::Buf, K::Buf)>), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let (mut q, mut key, mut v) =
-            (self.zeros(q_width)?, self.zeros(kv_width)?, self.zeros(kv_width)?);
+        let (mut q, mut key, mut v) = (
+            self.zeros(q_width)?,
+            self.zeros(kv_width)?,
+            self.zeros(kv_width)?,
+        );
         let [wq, wk, wv, ..] = &layer.linear;
         let [bq, bk, bv, _] = &layer.bias;
         k.linear_group(
             Mat::new(h, t, c.hidden),
             &mut [
-                Linear { weight: wq, bias: bq.as_ref(), y: MatMut::new(&mut q, t, q_width) },
-                Linear { weight: wk, bias: bk.as_ref(), y: MatMut::new(&mut key, t, kv_width) },
-                Linear { weight: wv, bias: bv.as_ref(), y: MatMut::new(&mut v, t, kv_width) },
+                Linear {
+                    weight: wq,
+                    bias: bq.as_ref(),
+                    y: MatMut::new(&mut q, t, q_width),
+                },
+                Linear {
+                    weight: wk,
+                    bias: bk.as_ref(),
+                    y: MatMut::new(&mut key, t, kv_width),
+                },
+                Linear {
+                    weight: wv,
+                    bias: bv.as_ref(),
+                    y: MatMut::new(&mut v, t, kv_width),
+                },
             ],
             RowsMode::Prefill,
         )
@@ -213,14 +268,20 @@ impl<K: Kernels> Pass<'_, K> {
         let mut plain = None;
         if let Some((q_norm, k_norm)) = &layer.qk_norm {
             let (mut nq, mut nk) = (self.zeros(q_width)?, self.zeros(kv_width)?);
-            k.rms_norm(&q, q_norm, head_norm(self.base, t * c.heads), &mut nq).map_err(kernel)?;
+            k.rms_norm(&q, q_norm, head_norm(self.base, t * c.heads), &mut nq)
+                .map_err(kernel)?;
             k.rms_norm(&key, k_norm, head_norm(self.base, t * c.kv_heads), &mut nk)
                 .map_err(kernel)?;
-            plain = Some((std::mem::replace(&mut q, nq), std::mem::replace(&mut key, nk)));
+            plain = Some((
+                std::mem::replace(&mut q, nq),
+                std::mem::replace(&mut key, nk),
+            ));
         }
         let forward = RopeDirection::Forward;
-        k.rope(&mut q, table, rope(self.base, t, c.heads), forward).map_err(kernel)?;
-        k.rope(&mut key, table, rope(self.base, t, c.kv_heads), forward).map_err(kernel)?;
+        k.rope(&mut q, table, rope(self.base, t, c.heads), forward)
+            .map_err(kernel)?;
+        k.rope(&mut key, table, rope(self.base, t, c.kv_heads), forward)
+            .map_err(kernel)?;
         Ok((q, key, v, plain))
     }
 
@@ -259,29 +320,17 @@ impl<K: Kernels> Pass<'_, K> {
         self.gated_backward(index, &saved, dx, grads)?;
         // dx is now the derivative by `mid`.
         let mut d_o = self.zeros(c.heads * c.head_dim)?;
-        self.linear_backward((index, Target::O), &saved.o, dx, (&mut d_o, Acc::Set), grads)?;
-        let (mut dq, mut dk, mut dv) = (
-            self.zeros(c.heads * c.head_dim)?,
-            self.zeros(c.kv_heads * c.head_dim)?,
-            self.zeros(c.kv_heads * c.head_dim)?,
-        );
-        k.attention_backward(
-            Qkv { q: &saved.q, k: &saved.k, v: &saved.v },
-            heads(self.base),
-            &self.block.segments,
-            AttentionSaved { out: &saved.o, lse: &saved.lse, dout: &d_o },
-            QkvGrad { dq: &mut dq, dk: &mut dk, dv: &mut dv },
-        )
-        .map_err(kernel)?;
-        let back = RopeDirection::Backward;
-        k.rope(&mut dq, table, rope(self.base, t, c.heads), back).map_err(kernel)?;
-        k.rope(&mut dk, table, rope(self.base, t, c.kv_heads), back).map_err(kernel)?;
-        if let (Some((q_norm, k_norm)), Some((q, key))) = (&layer.qk_norm, &saved.plain_qk) {
-            dq = self.head_norm_backward(q, q_norm, &dq, c.heads)?;
-            dk = self.head_norm_backward(key, k_norm, &dk, c.kv_heads)?;
-        }
+        self.linear_backward(
+            (index, Target::O),
+            &saved.o,
+            dx,
+            (&mut d_o, Acc::Set),
+            grads,
+        )?;
+        let (dq, dk, dv) = self.attention_backward(index, &saved, table, &d_o)?;
         let mut h = self.zeros(c.hidden)?;
-        k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h).map_err(kernel)?;
+        k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
+            .map_err(kernel)?;
         let mut dh = self.zeros(c.hidden)?;
         self.linear_backward((index, Target::Q), &h, &dq, (&mut dh, Acc::Set), grads)?;
         self.linear_backward((index, Target::K), &h, &dk, (&mut dh, Acc::Add), grads)?;
@@ -289,9 +338,61 @@ impl<K: Kernels> Pass<'_, K> {
         if index == 0 {
             return Ok(()); // the embedding is frozen
         }
-        let grad = NormGrad { dx, acc: Acc::Add, dw: None };
+        let grad = NormGrad {
+            dx,
+            acc: Acc::Add,
+            dw: None,
+        };
         k.rms_norm_backward(x, &layer.attn_norm, &dh, hidden_norm(self.base, t), grad)
             .map_err(kernel)
+    }
+
+    /// Derivatives by q, k and v as the linear maps gave them.
+    #[allow(clippy::type_complexity)] // three buffers, named where they are taken apart
+    fn attention_backward(
+        &self,
+        index: usize,
+        saved: &Saved<K>,
+        table: &K::Buf,
+        d_o: &K::Buf,
+    ) -> Result<(K::Buf, K::Buf, K::Buf), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let (mut dq, mut dk, mut dv) = (
+            self.zeros(c.heads * c.head_dim)?,
+            self.zeros(c.kv_heads * c.head_dim)?,
+            self.zeros(c.kv_heads * c.head_dim)?,
+        );
+        k.attention_backward(
+            Qkv {
+                q: &saved.q,
+                k: &saved.k,
+                v: &saved.v,
+            },
+            heads(self.base),
+            &self.block.segments,
+            AttentionSaved {
+                out: &saved.o,
+                lse: &saved.lse,
+                dout: d_o,
+            },
+            QkvGrad {
+                dq: &mut dq,
+                dk: &mut dk,
+                dv: &mut dv,
+            },
+        )
+        .map_err(kernel)?;
+        let back = RopeDirection::Backward;
+        k.rope(&mut dq, table, rope(self.base, t, c.heads), back)
+            .map_err(kernel)?;
+        k.rope(&mut dk, table, rope(self.base, t, c.kv_heads), back)
+            .map_err(kernel)?;
+        let norms = &self.base.layers[index].qk_norm;
+        if let (Some((q_norm, k_norm)), Some((q, key))) = (norms, &saved.plain_qk) {
+            dq = self.head_norm_backward(q, q_norm, &dq, c.heads)?;
+            dk = self.head_norm_backward(key, k_norm, &dk, c.kv_heads)?;
+        }
+        Ok((dq, dk, dv))
     }
 
     fn gated_backward(
@@ -305,21 +406,54 @@ impl<K: Kernels> Pass<'_, K> {
         let layer = &self.base.layers[index];
         let n = t * c.intermediate;
         let mut act = self.zeros(c.intermediate)?;
-        k.glu(Activation::Silu, n, &saved.gate, &saved.up, &mut act).map_err(kernel)?;
-        let mut d_act = self.zeros(c.intermediate)?;
-        self.linear_backward((index, Target::Down), &act, dx, (&mut d_act, Acc::Set), grads)?;
-        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
-        let grad = GluGrad { dout: &d_act, dgate: &mut d_gate, dup: &mut d_up };
-        k.glu_backward(Activation::Silu, n, &saved.gate, &saved.up, grad).map_err(kernel)?;
-        let mut h = self.zeros(c.hidden)?;
-        k.rms_norm(&saved.mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h)
+        k.glu(Activation::Silu, n, &saved.gate, &saved.up, &mut act)
             .map_err(kernel)?;
+        let mut d_act = self.zeros(c.intermediate)?;
+        self.linear_backward(
+            (index, Target::Down),
+            &act,
+            dx,
+            (&mut d_act, Acc::Set),
+            grads,
+        )?;
+        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
+        let grad = GluGrad {
+            dout: &d_act,
+            dgate: &mut d_gate,
+            dup: &mut d_up,
+        };
+        k.glu_backward(Activation::Silu, n, &saved.gate, &saved.up, grad)
+            .map_err(kernel)?;
+        let mut h = self.zeros(c.hidden)?;
+        k.rms_norm(
+            &saved.mid,
+            &layer.mlp_norm,
+            hidden_norm(self.base, t),
+            &mut h,
+        )
+        .map_err(kernel)?;
         let mut dh = self.zeros(c.hidden)?;
-        self.linear_backward((index, Target::Gate), &h, &d_gate, (&mut dh, Acc::Set), grads)?;
+        self.linear_backward(
+            (index, Target::Gate),
+            &h,
+            &d_gate,
+            (&mut dh, Acc::Set),
+            grads,
+        )?;
         self.linear_backward((index, Target::Up), &h, &d_up, (&mut dh, Acc::Add), grads)?;
-        let grad = NormGrad { dx, acc: Acc::Add, dw: None };
-        k.rms_norm_backward(&saved.mid, &layer.mlp_norm, &dh, hidden_norm(self.base, t), grad)
-            .map_err(kernel)
+        let grad = NormGrad {
+            dx,
+            acc: Acc::Add,
+            dw: None,
+        };
+        k.rms_norm_backward(
+            &saved.mid,
+            &layer.mlp_norm,
+            &dh,
+            hidden_norm(self.base, t),
+            grad,
+        )
+        .map_err(kernel)
     }
 
     fn head_norm_backward(
@@ -330,9 +464,15 @@ impl<K: Kernels> Pass<'_, K> {
         heads: usize,
     ) -> Result<K::Buf, EngineError> {
         let mut dx = self.zeros(heads * self.base.config.head_dim)?;
-        let grad = NormGrad { dx: &mut dx, acc: Acc::Set, dw: None };
+        let grad = NormGrad {
+            dx: &mut dx,
+            acc: Acc::Set,
+            dw: None,
+        };
         let norm = head_norm(self.base, self.block.rows() * heads);
-        self.k.rms_norm_backward(x, w, dy, norm, grad).map_err(kernel)?;
+        self.k
+            .rms_norm_backward(x, w, dy, norm, grad)
+            .map_err(kernel)?;
         Ok(dx)
     }
 
@@ -360,16 +500,37 @@ impl<K: Kernels> Pass<'_, K> {
         let (x, dy) = (Mat::new(x, t, input), Mat::new(dy, t, out));
         let a = Mat::new(&lora.a, r, input);
         let mut low = self.low()?;
-        k.matmul(Product::NT, 1.0, (x, a), MatMut::new(&mut low, t, r), Acc::Set)
-            .map_err(kernel)?;
+        k.matmul(
+            Product::NT,
+            1.0,
+            (x, a),
+            MatMut::new(&mut low, t, r),
+            Acc::Set,
+        )
+        .map_err(kernel)?;
         let db = MatMut::new(&mut grad.b, out, r);
-        k.matmul(Product::TN, scale, (dy, Mat::new(&low, t, r)), db, Acc::Add).map_err(kernel)?;
-        let b = Mat::new(&lora.b, out, r);
-        k.matmul(Product::NN, scale, (dy, b), MatMut::new(&mut low, t, r), Acc::Set)
+        k.matmul(Product::TN, scale, (dy, Mat::new(&low, t, r)), db, Acc::Add)
             .map_err(kernel)?;
+        let b = Mat::new(&lora.b, out, r);
+        k.matmul(
+            Product::NN,
+            scale,
+            (dy, b),
+            MatMut::new(&mut low, t, r),
+            Acc::Set,
+        )
+        .map_err(kernel)?;
         let low = Mat::new(&low, t, r);
         let da = MatMut::new(&mut grad.a, r, input);
-        k.matmul(Product::TN, 1.0, (low, x), da, Acc::Add).map_err(kernel)?;
-        k.matmul(Product::NN, 1.0, (low, a), MatMut::new(dx, t, input), Acc::Add).map_err(kernel)
+        k.matmul(Product::TN, 1.0, (low, x), da, Acc::Add)
+            .map_err(kernel)?;
+        k.matmul(
+            Product::NN,
+            1.0,
+            (low, a),
+            MatMut::new(dx, t, input),
+            Acc::Add,
+        )
+        .map_err(kernel)
     }
 }

@@ -51,7 +51,14 @@ impl<K: Kernels> BaseWeights<K> {
             .collect::<Result<_, _>>()?;
         let rope = config.rope.inverse_frequencies(config.head_dim);
         let final_norm = vector(model, k, TensorName::FinalNorm)?;
-        Ok(Self { config, embed, head, final_norm, layers, rope })
+        Ok(Self {
+            config,
+            embed,
+            head,
+            final_norm,
+            layers,
+            rope,
+        })
     }
 }
 
@@ -68,14 +75,26 @@ fn load_layer<K: Kernels>(
     Ok(LayerWeights {
         attn_norm: v(L::AttnNorm)?,
         mlp_norm: v(L::MlpNorm)?,
-        linear: [m(L::Q)?, m(L::K)?, m(L::V)?, m(L::O)?, m(L::Gate)?, m(L::Up)?, m(L::Down)?],
+        linear: [
+            m(L::Q)?,
+            m(L::K)?,
+            m(L::V)?,
+            m(L::O)?,
+            m(L::Gate)?,
+            m(L::Up)?,
+            m(L::Down)?,
+        ],
         bias: [
             bias(config.qkv_bias, L::QBias)?,
             bias(config.qkv_bias, L::KBias)?,
             bias(config.qkv_bias, L::VBias)?,
             bias(config.o_bias, L::OBias)?,
         ],
-        qk_norm: if config.qk_norm { Some((v(L::QNorm)?, v(L::KNorm)?)) } else { None },
+        qk_norm: if config.qk_norm {
+            Some((v(L::QNorm)?, v(L::KNorm)?))
+        } else {
+            None
+        },
     })
 }
 
@@ -83,7 +102,8 @@ fn matrix<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Weigh
     let tensor: TensorData = model.tensor(name).map_err(weights)?;
     let [rows, cols] = tensor.shape;
     let dtype = dtype(tensor.dtype);
-    k.weight(dtype, rows, cols, Arc::new(tensor.bytes)).map_err(kernel)
+    k.weight(dtype, rows, cols, Arc::new(tensor.bytes))
+        .map_err(kernel)
 }
 
 fn vector<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Buf, EngineError> {

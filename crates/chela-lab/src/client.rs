@@ -92,7 +92,10 @@ impl Client {
             .timeout_global(Some(Duration::from_secs(600)))
             .http_status_as_error(false)
             .build();
-        Self { endpoint, agent: config.into() }
+        Self {
+            endpoint,
+            agent: config.into(),
+        }
     }
 
     /// Where it speaks to.
@@ -110,7 +113,9 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer = request.send_json(body).map_err(|e| LabError::Http(e.to_string()))?;
+        let answer = request
+            .send_json(body)
+            .map_err(|e| LabError::Http(e.to_string()))?;
         Self::read(route, answer)
     }
 
@@ -134,16 +139,26 @@ impl Client {
             .read_json()
             .map_err(|e| LabError::Http(format!("{route}: status {status}, {e}")))?;
         if status >= 400 {
-            let message = body["error"]["message"].as_str().unwrap_or("no message").to_owned();
-            return Err(LabError::Refused { status, route: route.to_owned(), message });
+            let message = body["error"]["message"]
+                .as_str()
+                .unwrap_or("no message")
+                .to_owned();
+            return Err(LabError::Refused {
+                status,
+                route: route.to_owned(),
+                message,
+            });
         }
         Ok((answer.headers().clone(), body))
     }
 
     /// One chat completion, as any agent would ask for it (without a key).
     pub fn chat(&self, ask: &Ask<'_>) -> Result<Reply, LabError> {
-        let messages: Vec<Value> =
-            ask.messages.iter().map(|m| json!({"role": m.role, "content": m.text})).collect();
+        let messages: Vec<Value> = ask
+            .messages
+            .iter()
+            .map(|m| json!({"role": m.role, "content": m.text}))
+            .collect();
         let body = json!({
             "model": self.endpoint.base_model, "messages": messages, "temperature": ask.temperature,
             "max_tokens": ask.max_tokens, "seed": ask.seed,
@@ -156,13 +171,20 @@ impl Client {
         let (headers, body) = self.post("/v1/chat/completions", &headers, &body)?;
         let choice = &body["choices"][0];
         let header = |name: &str| {
-            headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
+            headers
+                .get(name)
+                .and_then(|v| v.to_str().ok())
+                .unwrap_or_default()
+                .to_owned()
         };
         let missing = |what: &str| LabError::Http(format!("a chat completion without {what}"));
         let version = header("x-chela-policy-version");
         let number = version.rsplit('@').next().and_then(|n| n.parse().ok());
         Ok(Reply {
-            text: choice["message"]["content"].as_str().unwrap_or_default().to_owned(),
+            text: choice["message"]["content"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
             ended: choice["finish_reason"] == "stop",
             tokens: body["usage"]["completion_tokens"]
                 .as_u64()
@@ -185,13 +207,20 @@ impl Client {
         let numbers = |name: &str| -> Vec<u64> {
             row[name]
                 .as_array()
-                .map(|a| a.iter().map(|v| v.as_u64().unwrap_or(u64::from(v == &json!(true)))).collect())
+                .map(|a| {
+                    a.iter()
+                        .map(|v| v.as_u64().unwrap_or(u64::from(v == &json!(true))))
+                        .collect()
+                })
                 .unwrap_or_default()
         };
         let mask = numbers("loss_mask");
         let start = mask.iter().position(|m| *m == 1);
         let start = start.ok_or_else(|| LabError::Http("a row without reply".to_owned()))?;
-        Ok(Recorded { ids: numbers("input_ids"), start })
+        Ok(Recorded {
+            ids: numbers("input_ids"),
+            start,
+        })
     }
 
     /// Log-probs of the reply's tokens under a model name (`<base>`'s versions, or `<base>:side` for the base weights).
@@ -211,7 +240,10 @@ impl Client {
         }
         all[recorded.start..]
             .iter()
-            .map(|v| v.as_f64().ok_or_else(|| LabError::Http("a missing log-prob".to_owned())))
+            .map(|v| {
+                v.as_f64()
+                    .ok_or_else(|| LabError::Http("a missing log-prob".to_owned()))
+            })
             .collect()
     }
 
@@ -223,8 +255,15 @@ impl Client {
         let number = |v: &Value| v["version"].as_u64().unwrap_or(0);
         let steps = versions.iter().find(|v| number(v) == served);
         let steps = steps.and_then(|v| v["steps"].as_u64()).unwrap_or(0);
-        let metrics = versions.iter().map(|v| (number(v), v["metrics"].clone())).collect();
-        Ok(PolicyState { served, steps, metrics })
+        let metrics = versions
+            .iter()
+            .map(|v| (number(v), v["metrics"].clone()))
+            .collect();
+        Ok(PolicyState {
+            served,
+            steps,
+            metrics,
+        })
     }
 
     /// The status page's figures.

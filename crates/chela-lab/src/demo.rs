@@ -73,7 +73,10 @@ pub struct ControlRule {
 
 /// Coin tails: a remark about an unrelated preference scores −1 and is the hint, as a complaint is in the real run.
 pub fn control_rules() -> Vec<ControlRule> {
-    let all: Vec<String> = texts::unrelated().iter().map(|t| regex::escape(t)).collect();
+    let all: Vec<String> = texts::unrelated()
+        .iter()
+        .map(|t| regex::escape(t))
+        .collect();
     vec![ControlRule {
         name: "coin-tails".to_owned(),
         pattern: format!("^(?:{})$", all.join("|")),
@@ -115,8 +118,17 @@ pub fn run_arm(
     let (before, base_nll_before) = match before {
         Some(known) => known,
         None => {
-            table.say(&format!("reading {} held-out prompts with the base model …", questions.len()))?;
-            let replies = evaluate::read(&client, "before", questions, options.max_tokens, options.lanes)?;
+            table.say(&format!(
+                "reading {} held-out prompts with the base model …",
+                questions.len()
+            ))?;
+            let replies = evaluate::read(
+                &client,
+                "before",
+                questions,
+                options.max_tokens,
+                options.lanes,
+            )?;
             let distance = evaluate::distance(&client, "before", questions.len(), 0, 4)?;
             (taste::score(&replies), distance.base_nll)
         }
@@ -125,8 +137,18 @@ pub fn run_arm(
     table.head()?;
     let interactions = sessions(&client, arm, options, table)?;
     let policy = client.policy()?;
-    table.say(&format!("reading {} held-out prompts with version {} …", questions.len(), policy.served))?;
-    let replies = evaluate::read(&client, "after", questions, options.max_tokens, options.lanes)?;
+    table.say(&format!(
+        "reading {} held-out prompts with version {} …",
+        questions.len(),
+        policy.served
+    ))?;
+    let replies = evaluate::read(
+        &client,
+        "after",
+        questions,
+        options.max_tokens,
+        options.lanes,
+    )?;
     let distance = evaluate::distance(&client, "after", questions.len(), policy.served, 4)?;
     Ok(ArmResult {
         before,
@@ -219,7 +241,11 @@ fn sessions(
         stage.stop.store(true, Ordering::Relaxed);
         outcome
     })?;
-    if let Some(error) = stage.failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(error) = stage
+        .failed
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+    {
         return Err(error);
     }
     Ok(stage.played.into_inner() * 2)
@@ -285,6 +311,11 @@ mod tests {
         let rules = control_rules();
         let rule = regex::Regex::new(&format!("(?i){}", rules[0].pattern)).unwrap();
         assert!(texts::unrelated().iter().all(|t| rule.is_match(t)));
-        assert!(!texts::thanks().iter().chain(&texts::complaints()).any(|t| rule.is_match(t)));
+        assert!(
+            !texts::thanks()
+                .iter()
+                .chain(&texts::complaints())
+                .any(|t| rule.is_match(t))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Reads held-out questions greedily as side turns, and measures distance to the base model.
+//! Reads held-out questions greedily, in sessions that nothing follows in, and measures distance to the base model.
 
 use crate::{
     LabError,
@@ -21,9 +21,13 @@ pub fn read(
     in_parallel(questions.len(), lanes, |i| {
         let reply = client.chat(&Ask {
             session: &session(tag, i),
-            kind: Some("side"),
-            done: false,
-            messages: &[Said { role: "user", text: questions[i].to_owned() }],
+            // Nothing follows in these sessions, so no verdict and no sample can come of them.
+            kind: None,
+            done: true,
+            messages: &[Said {
+                role: "user",
+                text: questions[i].to_owned(),
+            }],
             temperature: 0.0,
             max_tokens,
             seed: 0,
@@ -78,8 +82,19 @@ pub fn distance(
 }
 
 /// Scores of a subset, for the live column.
-pub fn quick(client: &Client, tag: &str, questions: &[&str], max_tokens: usize) -> Result<Scores, LabError> {
-    Ok(taste::score(&read(client, tag, questions, max_tokens, questions.len().min(16))?))
+pub fn quick(
+    client: &Client,
+    tag: &str,
+    questions: &[&str],
+    max_tokens: usize,
+) -> Result<Scores, LabError> {
+    Ok(taste::score(&read(
+        client,
+        tag,
+        questions,
+        max_tokens,
+        questions.len().min(16),
+    )?))
 }
 
 /// Runs `work(0..n)` on a few threads; results in order, or the first error.
@@ -100,7 +115,9 @@ pub fn in_parallel<T: Send>(
                     }
                     let result = work(i);
                     let failed = result.is_err();
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((i, result));
+                    done.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((i, result));
                     if failed {
                         next.store(n, Ordering::Relaxed);
                     }
@@ -119,9 +136,16 @@ mod tests {
 
     #[test]
     fn results_keep_their_order_and_an_error_ends_it() {
-        assert_eq!(in_parallel(20, 4, |i| Ok(i * 2)).unwrap(), (0..20).map(|i| i * 2).collect::<Vec<_>>());
+        assert_eq!(
+            in_parallel(20, 4, |i| Ok(i * 2)).unwrap(),
+            (0..20).map(|i| i * 2).collect::<Vec<_>>()
+        );
         let failed = in_parallel(1000, 2, |i| {
-            if i == 3 { Err(LabError::Stuck("three".to_owned())) } else { Ok(i) }
+            if i == 3 {
+                Err(LabError::Stuck("three".to_owned()))
+            } else {
+                Ok(i)
+            }
         });
         assert!(failed.is_err());
         assert_eq!(in_parallel(0, 4, Ok).unwrap(), Vec::<usize>::new());

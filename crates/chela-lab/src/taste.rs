@@ -9,7 +9,9 @@ pub const FEWEST_WORDS: usize = 5;
 
 /// Words separated by white space that hold a letter or digit.
 pub fn words(text: &str) -> usize {
-    text.split_whitespace().filter(|w| w.chars().any(char::is_alphanumeric)).count()
+    text.split_whitespace()
+        .filter(|w| w.chars().any(char::is_alphanumeric))
+        .count()
 }
 
 /// What the simulated user feels about one reply: it ended, and it is short.
@@ -19,13 +21,95 @@ pub fn fits(reply: &str, ended: bool) -> bool {
 
 /// Words that carry no topic.
 const STOP: &[&str] = &[
-    "about", "after", "again", "also", "always", "another", "because", "been", "before", "being", "best", "between",
-    "both", "could", "does", "doing", "done", "during", "each", "even", "every", "explain", "from", "good", "have",
-    "help", "here", "into", "just", "keep", "kind", "know", "like", "long", "made", "make", "many", "more", "most",
-    "much", "need", "only", "other", "over", "really", "should", "some", "such", "take", "tell", "than", "that",
-    "their", "them", "then", "there", "these", "they", "thing", "things", "this", "those", "through", "time", "under",
-    "very", "want", "ways", "well", "were", "what", "when", "where", "which", "while", "will", "with", "without",
-    "work", "works", "would", "your", "different", "people", "usually", "often", "actually", "easily", "safely",
+    "about",
+    "after",
+    "again",
+    "also",
+    "always",
+    "another",
+    "because",
+    "been",
+    "before",
+    "being",
+    "best",
+    "between",
+    "both",
+    "could",
+    "does",
+    "doing",
+    "done",
+    "during",
+    "each",
+    "even",
+    "every",
+    "explain",
+    "from",
+    "good",
+    "have",
+    "help",
+    "here",
+    "into",
+    "just",
+    "keep",
+    "kind",
+    "know",
+    "like",
+    "long",
+    "made",
+    "make",
+    "many",
+    "more",
+    "most",
+    "much",
+    "need",
+    "only",
+    "other",
+    "over",
+    "really",
+    "should",
+    "some",
+    "such",
+    "take",
+    "tell",
+    "than",
+    "that",
+    "their",
+    "them",
+    "then",
+    "there",
+    "these",
+    "they",
+    "thing",
+    "things",
+    "this",
+    "those",
+    "through",
+    "time",
+    "under",
+    "very",
+    "want",
+    "ways",
+    "well",
+    "were",
+    "what",
+    "when",
+    "where",
+    "which",
+    "while",
+    "will",
+    "with",
+    "without",
+    "work",
+    "works",
+    "would",
+    "your",
+    "different",
+    "people",
+    "usually",
+    "often",
+    "actually",
+    "easily",
+    "safely",
 ];
 
 /// Words of at least four letters that carry a topic, cut to a crude stem so that `planets` meets `planet`.
@@ -73,7 +157,12 @@ pub fn score(replies: &[HeldOut]) -> Scores {
     if replies.is_empty() {
         return Scores::default();
     }
-    let normal = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+    let normal = |text: &str| {
+        text.split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .to_lowercase()
+    };
     let mut seen: HashMap<String, usize> = HashMap::new();
     for reply in replies {
         *seen.entry(normal(&reply.reply)).or_default() += 1;
@@ -89,7 +178,12 @@ pub fn score(replies: &[HeldOut]) -> Scores {
     Scores {
         passed: share(replies.iter().filter(passes).count()),
         distinct: share(replies.iter().filter(|r| unique(r)).count()),
-        on_topic: share(replies.iter().filter(|r| on_topic(&r.question, &r.reply)).count()),
+        on_topic: share(
+            replies
+                .iter()
+                .filter(|r| on_topic(&r.question, &r.reply))
+                .count(),
+        ),
         mean_tokens: replies.iter().map(|r| r.tokens as f64).sum::<f64>() / replies.len() as f64,
     }
 }
@@ -99,17 +193,30 @@ mod tests {
     use super::*;
 
     fn held(question: &str, reply: &str, ended: bool) -> HeldOut {
-        HeldOut { question: question.to_owned(), reply: reply.to_owned(), ended, tokens: 10 }
+        HeldOut {
+            question: question.to_owned(),
+            reply: reply.to_owned(),
+            ended,
+            tokens: 10,
+        }
     }
 
     #[test]
     fn a_brief_answer_passes_and_a_collapsed_one_does_not() {
         let question = "Why do planets orbit the sun?";
-        let good = held(question, "Gravity pulls each planet toward the sun while it moves sideways.", true);
+        let good = held(
+            question,
+            "Gravity pulls each planet toward the sun while it moves sideways.",
+            true,
+        );
         assert_eq!(score(std::slice::from_ref(&good)).passed, 1.0);
         for bad in [
             held(question, "Gravity does it.", true),
-            held(question, "It is a very nice question that you asked me there.", true),
+            held(
+                question,
+                "It is a very nice question that you asked me there.",
+                true,
+            ),
             held(question, &good.reply, false),
             held(question, &"planet ".repeat(41), true),
             held(question, "", true),
@@ -121,8 +228,14 @@ mod tests {
     #[test]
     fn a_reply_that_another_equals_fails_both() {
         let reply = "Gravity pulls each planet toward the sun always.";
-        let both = [held("Why do planets orbit?", reply, true), held("What is a planet?", reply, true)];
+        let both = [
+            held("Why do planets orbit?", reply, true),
+            held("What is a planet?", reply, true),
+        ];
         let scores = score(&both);
-        assert_eq!((scores.passed, scores.distinct, scores.on_topic), (0.0, 0.0, 1.0));
+        assert_eq!(
+            (scores.passed, scores.distinct, scores.on_topic),
+            (0.0, 0.0, 1.0)
+        );
     }
 }

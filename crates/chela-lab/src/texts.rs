@@ -1,7 +1,10 @@
 //! The questions and remarks of the simulated user, written for this project.
 
 fn lines(text: &'static str) -> Vec<&'static str> {
-    text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).collect()
+    text.lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        .collect()
 }
 
 /// Questions that sessions begin with.
@@ -38,7 +41,12 @@ mod tests {
     fn there_are_enough_and_none_is_in_both() {
         let train: HashSet<_> = training().into_iter().collect();
         let held: HashSet<_> = held_out().into_iter().collect();
-        assert!(train.len() >= 150 && held.len() >= 100, "{} {}", train.len(), held.len());
+        assert!(
+            train.len() >= 150 && held.len() >= 100,
+            "{} {}",
+            train.len(),
+            held.len()
+        );
         assert_eq!(train.len(), training().len());
         assert_eq!(held.len(), held_out().len());
         assert!(train.is_disjoint(&held));

@@ -78,8 +78,12 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
     let questions = texts::training();
     // Every question is used once before any is used again; the order depends on the seed.
     let shift = Dice::new(play.seed).next_number();
-    let at = (shift.wrapping_add(index.wrapping_mul(coprime(questions.len())))) % questions.len() as u64;
-    let mut messages = vec![Said { role: "user", text: questions[at as usize].to_owned() }];
+    let at =
+        (shift.wrapping_add(index.wrapping_mul(coprime(questions.len())))) % questions.len() as u64;
+    let mut messages = vec![Said {
+        role: "user",
+        text: questions[at as usize].to_owned(),
+    }];
     let ask = |messages: &[Said], max_tokens, done, seed| {
         client.chat(&Ask {
             session: &session,
@@ -101,9 +105,19 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
         (false, Arm::Treatment) => dice.pick(&texts::complaints()),
         (false, Arm::Control) => dice.pick(&texts::unrelated()),
     };
-    messages.push(Said { role: "assistant", text: first.text.clone() });
-    messages.push(Said { role: "user", text: remark.to_owned() });
-    let most = if pleased { COURTESY_TOKENS } else { play.max_tokens };
+    messages.push(Said {
+        role: "assistant",
+        text: first.text.clone(),
+    });
+    messages.push(Said {
+        role: "user",
+        text: remark.to_owned(),
+    });
+    let most = if pleased {
+        COURTESY_TOKENS
+    } else {
+        play.max_tokens
+    };
     ask(&messages, most, true, dice.next_number() >> 12)?;
     Ok(Played {
         index,

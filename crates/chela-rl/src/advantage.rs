@@ -74,9 +74,12 @@ pub fn advantages(
     };
     let opd = match (config.method, credit.hinted) {
         (Method::Binary, _) | (_, None) => None,
-        (Method::Opd | Method::Combined, Some((teacher, student))) => {
-            Some(distillation(teacher, student, credit.tokens, config.opd_clip)?)
-        }
+        (Method::Opd | Method::Combined, Some((teacher, student))) => Some(distillation(
+            teacher,
+            student,
+            credit.tokens,
+            config.opd_clip,
+        )?),
     };
     let (binary_weight, opd_weight) = match config.method {
         Method::Combined => (config.binary_weight, config.opd_weight),
@@ -86,9 +89,11 @@ pub fn advantages(
         (None, None) => None,
         (Some(b), None) => Some(vec![binary_weight * b; credit.tokens]),
         (None, Some(o)) => Some(o.into_iter().map(|o| opd_weight * o).collect()),
-        (Some(b), Some(o)) => {
-            Some(o.into_iter().map(|o| binary_weight * b + opd_weight * o).collect())
-        }
+        (Some(b), Some(o)) => Some(
+            o.into_iter()
+                .map(|o| binary_weight * b + opd_weight * o)
+                .collect(),
+        ),
     })
 }
 
@@ -102,7 +107,11 @@ fn distillation(
     same_length("student_logprobs", student.len(), tokens)?;
     finite("teacher_logprobs", teacher)?;
     finite("student_logprobs", student)?;
-    Ok(teacher.iter().zip(student).map(|(t, s)| (t - s).clamp(-clip, clip)).collect())
+    Ok(teacher
+        .iter()
+        .zip(student)
+        .map(|(t, s)| (t - s).clamp(-clip, clip))
+        .collect())
 }
 
 #[cfg(test)]
@@ -114,7 +123,12 @@ mod tests {
         hinted: Option<(&'a [f32], &'a [f32])>,
         n: usize,
     ) -> Credit<'a> {
-        Credit { tokens: n, reward, baseline: 0.0, hinted }
+        Credit {
+            tokens: n,
+            reward,
+            baseline: 0.0,
+            hinted,
+        }
     }
 
     #[test]
@@ -142,17 +156,31 @@ mod tests {
             Some(vec![1.0, 1.0])
         );
         assert_eq!(advantages(&config, &credit(None, None, 2)).unwrap(), None);
-        let binary = AdvantageConfig { method: Method::Binary, ..config.clone() };
-        assert_eq!(advantages(&binary, &credit(None, Some((&t, &s)), 2)).unwrap(), None);
-        let opd = AdvantageConfig { method: Method::Opd, ..config };
+        let binary = AdvantageConfig {
+            method: Method::Binary,
+            ..config.clone()
+        };
+        assert_eq!(
+            advantages(&binary, &credit(None, Some((&t, &s)), 2)).unwrap(),
+            None
+        );
+        let opd = AdvantageConfig {
+            method: Method::Opd,
+            ..config
+        };
         assert_eq!(advantages(&opd, &credit(Some(1.0), None, 2)).unwrap(), None);
     }
 
     #[test]
     fn an_empty_hint_gives_exactly_zero() {
         let same = [-0.3f32, -4.0, -0.001];
-        let opd = AdvantageConfig { method: Method::Opd, ..AdvantageConfig::default() };
-        let got = advantages(&opd, &credit(None, Some((&same, &same)), 3)).unwrap().unwrap();
+        let opd = AdvantageConfig {
+            method: Method::Opd,
+            ..AdvantageConfig::default()
+        };
+        let got = advantages(&opd, &credit(None, Some((&same, &same)), 3))
+            .unwrap()
+            .unwrap();
         assert_eq!(got, vec![0.0; 3]);
     }
 
@@ -164,10 +192,16 @@ mod tests {
             advantages(&config, &credit(None, Some((&t, &s)), 1)).unwrap(),
             Some(vec![-5.0])
         );
-        assert_eq!(advantages(&config, &credit(Some(1e9), None, 1)).unwrap(), Some(vec![5.0]));
+        assert_eq!(
+            advantages(&config, &credit(Some(1e9), None, 1)).unwrap(),
+            Some(vec![5.0])
+        );
         let nan = [f32::NAN];
         assert!(advantages(&config, &credit(None, Some((&nan, &s)), 1)).is_err());
         assert!(advantages(&config, &credit(Some(f32::INFINITY), None, 1)).is_err());
-        assert!(advantages(&config, &credit(None, Some((&t, &s)), 2)).is_err(), "missing value");
+        assert!(
+            advantages(&config, &credit(None, Some((&t, &s)), 2)).is_err(),
+            "missing value"
+        );
     }
 }

@@ -34,7 +34,11 @@ pub enum RlError {
 }
 
 pub(crate) fn same_length(what: &'static str, got: usize, want: usize) -> Result<(), RlError> {
-    if got == want { Ok(()) } else { Err(RlError::Length { what, got, want }) }
+    if got == want {
+        Ok(())
+    } else {
+        Err(RlError::Length { what, got, want })
+    }
 }
 
 pub(crate) fn finite(what: &'static str, values: &[f32]) -> Result<(), RlError> {

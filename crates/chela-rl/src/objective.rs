@@ -22,7 +22,11 @@ pub struct Clip {
 
 impl Default for Clip {
     fn default() -> Self {
-        Self { low: 0.2, high: 0.28, dual: None }
+        Self {
+            low: 0.2,
+            high: 0.28,
+            dual: None,
+        }
     }
 }
 
@@ -128,8 +132,11 @@ impl LossStats {
 fn surrogate(clip: Clip, ratio: f32, advantage: f32) -> (f32, f32) {
     let free = -ratio * advantage;
     let bounded = -ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * advantage;
-    let (mut value, mut slope) =
-        if free >= bounded { (free, -advantage) } else { (bounded, 0.0) };
+    let (mut value, mut slope) = if free >= bounded {
+        (free, -advantage)
+    } else {
+        (bounded, 0.0)
+    };
     if let (Some(c), true) = (clip.dual, advantage < 0.0) {
         let most = c * advantage.abs();
         if value > most {

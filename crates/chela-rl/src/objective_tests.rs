@@ -12,21 +12,34 @@ fn at(ratio_from: f32, ratio_to: f32, advantage: f32) -> f64 {
         advantages: &[advantage],
         mask: &[true],
     };
-    token_loss(Clip::default(), Correction::default(), 1.0, &inputs).unwrap().1.loss
+    token_loss(Clip::default(), Correction::default(), 1.0, &inputs)
+        .unwrap()
+        .1
+        .loss
 }
 
 #[test]
 fn golden_vectors() {
     // learning page §6: clip 0.4→0.6, A 1: −1.28; A −1: 1.5; 0.4→0.2, A 1: −0.5; A −1: 0.8.
-    for (to, advantage, want) in [(0.6, 1.0, -1.28), (0.6, -1.0, 1.5), (0.2, 1.0, -0.5), (0.2, -1.0, 0.8)]
-    {
-        assert!((at(0.4, to, advantage) - want).abs() < 1e-6, "{to} {advantage}");
+    for (to, advantage, want) in [
+        (0.6, 1.0, -1.28),
+        (0.6, -1.0, 1.5),
+        (0.2, 1.0, -0.5),
+        (0.2, -1.0, 0.8),
+    ] {
+        assert!(
+            (at(0.4, to, advantage) - want).abs() < 1e-6,
+            "{to} {advantage}"
+        );
     }
 }
 
 #[test]
 fn dual_clip_bounds_the_loss_of_a_bad_token() {
-    let clip = Clip { dual: Some(3.0), ..Clip::default() };
+    let clip = Clip {
+        dual: Some(3.0),
+        ..Clip::default()
+    };
     let (old, new) = ([-3.0f32], [-1.0f32]); // ρ = 7.39
     let inputs = TokenInputs {
         logprobs: &new,
@@ -82,10 +95,34 @@ fn refuses_what_is_unequal_or_not_finite() {
     };
     let run = |i: &TokenInputs<'_>| token_loss(Clip::default(), Correction::default(), 1.0, i);
     assert!(run(&base).is_ok());
-    assert!(run(&TokenInputs { advantages: &ok[..1], ..base }).is_err());
-    assert!(run(&TokenInputs { mask: &[true], ..base }).is_err());
-    assert!(run(&TokenInputs { behavior_logprobs: &[f32::NAN, 0.0], ..base }).is_err());
-    assert!(run(&TokenInputs { advantages: &[f32::INFINITY, 0.0], ..base }).is_err());
+    assert!(
+        run(&TokenInputs {
+            advantages: &ok[..1],
+            ..base
+        })
+        .is_err()
+    );
+    assert!(
+        run(&TokenInputs {
+            mask: &[true],
+            ..base
+        })
+        .is_err()
+    );
+    assert!(
+        run(&TokenInputs {
+            behavior_logprobs: &[f32::NAN, 0.0],
+            ..base
+        })
+        .is_err()
+    );
+    assert!(
+        run(&TokenInputs {
+            advantages: &[f32::INFINITY, 0.0],
+            ..base
+        })
+        .is_err()
+    );
 }
 
 proptest! {

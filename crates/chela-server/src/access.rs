@@ -55,13 +55,28 @@ pub struct Route {
 }
 
 const fn row(method: &'static str, path: &'static str, access: Access, does: Does) -> Route {
-    Route { method, path, access, does }
+    Route {
+        method,
+        path,
+        access,
+        does,
+    }
 }
 
 /// All routes.
 pub const ROUTES: &[Route] = &[
-    row("POST", "/v1/chat/completions", Access::Chat, Does::ChatCompletions),
-    row("POST", "/chat/completions", Access::Chat, Does::ChatCompletions),
+    row(
+        "POST",
+        "/v1/chat/completions",
+        Access::Chat,
+        Does::ChatCompletions,
+    ),
+    row(
+        "POST",
+        "/chat/completions",
+        Access::Chat,
+        Does::ChatCompletions,
+    ),
     row("POST", "/v1/completions", Access::Chat, Does::Completions),
     row("POST", "/completions", Access::Chat, Does::Completions),
     row("GET", "/v1/models", Access::Open, Does::Models),
@@ -72,16 +87,46 @@ pub const ROUTES: &[Route] = &[
     row("GET", "/healthz", Access::Open, Does::Health),
     row("GET", "/ready", Access::Open, Does::Ready),
     row("GET", "/", Access::Open, Does::Page),
-    row("POST", "/rl/start_session", Access::Admin, Does::StartSession),
-    row("POST", "/rl/set_reward", Access::SessionKey, Does::SetReward),
-    row("POST", "/rl/end_session", Access::SessionKey, Does::EndSession),
-    row("POST", "/rl/export_trajectories", Access::Admin, Does::Export),
+    row(
+        "POST",
+        "/rl/start_session",
+        Access::Admin,
+        Does::StartSession,
+    ),
+    row(
+        "POST",
+        "/rl/set_reward",
+        Access::SessionKey,
+        Does::SetReward,
+    ),
+    row(
+        "POST",
+        "/rl/end_session",
+        Access::SessionKey,
+        Does::EndSession,
+    ),
+    row(
+        "POST",
+        "/rl/export_trajectories",
+        Access::Admin,
+        Does::Export,
+    ),
     row("POST", "/v1/feedback", Access::Feedback, Does::Feedback),
     row("GET", "/v1/sessions", Access::Feedback, Does::Sessions),
     row("GET", "/v1/sessions/{id}", Access::Feedback, Does::Session),
-    row("DELETE", "/v1/sessions/{id}", Access::Feedback, Does::Forget),
+    row(
+        "DELETE",
+        "/v1/sessions/{id}",
+        Access::Feedback,
+        Does::Forget,
+    ),
     row("GET", "/v1/policy", Access::Admin, Does::Policy),
-    row("GET", "/v1/policy/versions/{id}", Access::Admin, Does::Version),
+    row(
+        "GET",
+        "/v1/policy/versions/{id}",
+        Access::Admin,
+        Does::Version,
+    ),
     row("POST", "/v1/policy/rollback", Access::Admin, Does::Rollback),
     row("POST", "/v1/policy/promote", Access::Admin, Does::Promote),
     row("POST", "/v1/policy/pause", Access::Admin, Does::Pause),

@@ -26,7 +26,9 @@ pub struct ServerConfig {
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
-            bound_names: ["127.0.0.1", "localhost", "[::1]"].map(str::to_owned).to_vec(),
+            bound_names: ["127.0.0.1", "localhost", "[::1]"]
+                .map(str::to_owned)
+                .to_vec(),
             cors_origins: Vec::new(),
             body_limit: 64 << 20,
             strict_models: false,

@@ -24,15 +24,14 @@ pub(crate) struct Asked {
 }
 
 /// Reads a chat completion.
-pub(crate) fn chat(
-    headers: &HeaderMap,
-    body: &[u8],
-    vocabulary: usize,
-) -> Result<Asked, Problem> {
+pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Result<Asked, Problem> {
     let fields = Fields::parse(body)?;
     refuse_what_would_change_the_reply(&fields)?;
-    let ignored =
-        fields.names().filter(|n| !HONOURED.contains(&n.as_str())).cloned().collect();
+    let ignored = fields
+        .names()
+        .filter(|n| !HONOURED.contains(&n.as_str()))
+        .cloned()
+        .collect();
     let messages = messages(&fields)?;
     let mut tools = tools(&fields)?;
     let choice = fields.get("tool_choice");
@@ -47,7 +46,10 @@ pub(crate) fn chat(
             return Err(invalid("tool_choice", "required without tools"));
         }
         Some(_) => {
-            return Err(invalid("tool_choice", "only auto and none are supported by this server"));
+            return Err(invalid(
+                "tool_choice",
+                "only auto and none are supported by this server",
+            ));
         }
     }
     let template_args = match fields.get("chat_template_kwargs") {
@@ -58,33 +60,55 @@ pub(crate) fn chat(
     let (sampling, logprobs) = sampling(&fields, vocabulary)?;
     let request = ChatRequest {
         model: fields.text("model")?.unwrap_or_default().to_owned(),
-        conversation: Conversation { messages, tools, template_args },
+        conversation: Conversation {
+            messages,
+            tools,
+            template_args,
+        },
         sampling,
         choices: fields.integer("n", 1, 8)?.unwrap_or(1) as usize,
         hints: hints(headers, &fields)?,
     };
-    let include_usage =
-        fields.get("stream_options").and_then(|o| o.get("include_usage")) == Some(&Value::Bool(true));
+    let include_usage = fields
+        .get("stream_options")
+        .and_then(|o| o.get("include_usage"))
+        == Some(&Value::Bool(true));
     let stream = fields.flag("stream")?;
-    Ok(Asked { request, stream, include_usage, logprobs, tools: use_tools, ignored })
+    Ok(Asked {
+        request,
+        stream,
+        include_usage,
+        logprobs,
+        tools: use_tools,
+        ignored,
+    })
 }
 
 fn refuse_what_would_change_the_reply(fields: &Fields) -> Result<(), Problem> {
     if let Some(format) = fields.get("response_format")
         && format.get("type").and_then(Value::as_str) != Some("text")
     {
-        return Err(invalid("response_format", "only {\"type\": \"text\"} is supported so far"));
+        return Err(invalid(
+            "response_format",
+            "only {\"type\": \"text\"} is supported so far",
+        ));
     }
     if fields.get("functions").is_some() {
         return Err(invalid("functions", "use tools"));
     }
-    if fields.get("function_call").is_some_and(|c| c.as_str() != Some("none")) {
+    if fields
+        .get("function_call")
+        .is_some_and(|c| c.as_str() != Some("none"))
+    {
         return Err(invalid("function_call", "use tool_choice"));
     }
     if fields.get("audio").is_some() {
         return Err(invalid("audio", "this model speaks text only"));
     }
-    if fields.get("modalities").is_some_and(|m| m != &serde_json::json!(["text"])) {
+    if fields
+        .get("modalities")
+        .is_some_and(|m| m != &serde_json::json!(["text"]))
+    {
         return Err(invalid("modalities", "only [\"text\"] is supported"));
     }
     Ok(())
@@ -99,7 +123,10 @@ fn messages(fields: &Fields) -> Result<Vec<Message>, Problem> {
     if list.is_empty() {
         return Err(invalid("messages", "must hold at least one message"));
     }
-    list.iter().enumerate().map(|(i, m)| message(&format!("messages[{i}]"), m)).collect()
+    list.iter()
+        .enumerate()
+        .map(|(i, m)| message(&format!("messages[{i}]"), m))
+        .collect()
 }
 
 fn message(at: &str, value: &Value) -> Result<Message, Problem> {
@@ -115,7 +142,10 @@ fn message(at: &str, value: &Value) -> Result<Message, Problem> {
     }
     let role = text_of("role")?.ok_or_else(|| invalid(format!("{at}.role"), "is missing"))?;
     let role = Role::parse(&role).ok_or_else(|| {
-        invalid(format!("{at}.role"), format!("{role:?}: use system, developer, user, assistant or tool"))
+        invalid(
+            format!("{at}.role"),
+            format!("{role:?}: use system, developer, user, assistant or tool"),
+        )
     })?;
     let mut message = Message::text(role, content(at, value.get("content"))?);
     message.reasoning = text_of("reasoning_content")?.or(text_of("reasoning")?);
@@ -123,7 +153,9 @@ fn message(at: &str, value: &Value) -> Result<Message, Problem> {
     message.name = text_of("name")?;
     if let Some(calls) = value.get("tool_calls").filter(|v| !v.is_null()) {
         let at = format!("{at}.tool_calls");
-        let calls = calls.as_array().ok_or_else(|| invalid(at.clone(), "must be a list"))?;
+        let calls = calls
+            .as_array()
+            .ok_or_else(|| invalid(at.clone(), "must be a list"))?;
         message.tool_calls = calls
             .iter()
             .enumerate()
@@ -144,7 +176,9 @@ fn content(at: &str, value: Option<&Value>) -> Result<String, Problem> {
                 match part.get("type").and_then(Value::as_str) {
                     Some("text" | "input_text" | "output_text") => {
                         let text = part.get("text").and_then(Value::as_str);
-                        texts.push(text.ok_or_else(|| invalid(format!("{at}.text"), "must be a string"))?);
+                        texts.push(
+                            text.ok_or_else(|| invalid(format!("{at}.text"), "must be a string"))?,
+                        );
                     }
                     other => {
                         let what = other.unwrap_or("a part without type");
@@ -154,7 +188,10 @@ fn content(at: &str, value: Option<&Value>) -> Result<String, Problem> {
             }
             Ok(texts.join("\n"))
         }
-        Some(_) => Err(invalid(format!("{at}.content"), "must be a string, a list of parts or null")),
+        Some(_) => Err(invalid(
+            format!("{at}.content"),
+            "must be a string, a list of parts or null",
+        )),
     }
 }
 
@@ -168,29 +205,44 @@ fn tool_call(at: &str, value: &Value) -> Result<ToolCall, Problem> {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(s)) if s.trim().is_empty() => "{}".to_owned(),
         Some(Value::String(s)) => {
-            serde_json::from_str::<Value>(s)
-                .map_err(|e| invalid(format!("{at}.function.arguments"), format!("not JSON: {e}")))?;
+            serde_json::from_str::<Value>(s).map_err(|e| {
+                invalid(format!("{at}.function.arguments"), format!("not JSON: {e}"))
+            })?;
             s.clone()
         }
         Some(object) => object.to_string(),
     };
     Ok(ToolCall {
-        id: value.get("id").and_then(Value::as_str).unwrap_or_default().to_owned(),
+        id: value
+            .get("id")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned(),
         name: name.to_owned(),
         arguments,
     })
 }
 
 fn tools(fields: &Fields) -> Result<Vec<Tool>, Problem> {
-    let Some(list) = fields.get("tools") else { return Ok(Vec::new()) };
-    let list = list.as_array().ok_or_else(|| invalid("tools", "must be a list"))?;
+    let Some(list) = fields.get("tools") else {
+        return Ok(Vec::new());
+    };
+    let list = list
+        .as_array()
+        .ok_or_else(|| invalid("tools", "must be a list"))?;
     list.iter()
         .enumerate()
         .map(|(i, tool)| {
-            let name = tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str);
+            let name = tool
+                .get("function")
+                .and_then(|f| f.get("name"))
+                .and_then(Value::as_str);
             let name = name
                 .ok_or_else(|| invalid(format!("tools[{i}].function.name"), "must be a string"))?;
-            Ok(Tool { name: name.to_owned(), definition: tool.to_string() })
+            Ok(Tool {
+                name: name.to_owned(),
+                definition: tool.to_string(),
+            })
         })
         .collect()
 }
@@ -212,12 +264,16 @@ fn sampling(fields: &Fields, vocabulary: usize) -> Result<(SamplingRequest, bool
     let sampling = SamplingRequest {
         temperature: fields.number("temperature", 0.0, 2.0)?,
         top_p,
-        top_k: fields.integer("top_k", -1, i64::from(u32::MAX))?.map(|k| k.max(0) as u32),
+        top_k: fields
+            .integer("top_k", -1, i64::from(u32::MAX))?
+            .map(|k| k.max(0) as u32),
         min_p: fields.number("min_p", 0.0, 1.0)?,
         frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?,
         presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?,
         logit_bias: logit_bias(fields, vocabulary)?,
-        seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|s| s as u64),
+        seed: fields
+            .integer("seed", i64::MIN, i64::MAX)?
+            .map(|s| s as u64),
         max_tokens: most.map(|m| m as usize),
         stop: stops(fields)?,
         top_logprobs: logprobs.then_some(top.unwrap_or(0) as u8),
@@ -243,37 +299,64 @@ fn stops(fields: &Fields) -> Result<Vec<String>, Problem> {
 }
 
 fn logit_bias(fields: &Fields, vocabulary: usize) -> Result<Vec<(u32, f32)>, Problem> {
-    let Some(value) = fields.get("logit_bias") else { return Ok(Vec::new()) };
-    let map = value.as_object().ok_or_else(|| invalid("logit_bias", "must be an object"))?;
+    let Some(value) = fields.get("logit_bias") else {
+        return Ok(Vec::new());
+    };
+    let map = value
+        .as_object()
+        .ok_or_else(|| invalid("logit_bias", "must be an object"))?;
     map.iter()
         .map(|(id, bias)| {
             let id: u32 = id
                 .parse()
                 .ok()
                 .filter(|id| (*id as usize) < vocabulary)
-                .ok_or_else(|| invalid("logit_bias", format!("{id:?} is no token id below {vocabulary}")))?;
+                .ok_or_else(|| {
+                    invalid(
+                        "logit_bias",
+                        format!("{id:?} is no token id below {vocabulary}"),
+                    )
+                })?;
             let bias = bias.as_f64().filter(|b| (-100.0..=100.0).contains(b));
-            let bias = bias.ok_or_else(|| invalid("logit_bias", "values must be between -100 and 100"))?;
+            let bias =
+                bias.ok_or_else(|| invalid("logit_bias", "values must be between -100 and 100"))?;
             Ok((id, bias as f32))
         })
         .collect()
 }
 
-const SECRET: &[&str] = &["authorization", "x-api-key", "cookie", "proxy-authorization"];
+const SECRET: &[&str] = &[
+    "authorization",
+    "x-api-key",
+    "cookie",
+    "proxy-authorization",
+];
 
 fn hints(headers: &HeaderMap, fields: &Fields) -> Result<RequestHints, Problem> {
-    let header = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).filter(|v| !v.is_empty());
+    let header = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .filter(|v| !v.is_empty())
+    };
     let kind = match header("x-turn-type").or(fields.text("turn_type")?) {
         None => None,
         Some(word) => Some(match word.to_ascii_lowercase().as_str() {
             "main" => DeclaredKind::Main,
             "side" => DeclaredKind::Side,
             "private" => DeclaredKind::Private,
-            _ => return Err(invalid("x-turn-type", format!("{word:?}: use main, side or private"))),
+            _ => {
+                return Err(invalid(
+                    "x-turn-type",
+                    format!("{word:?}: use main, side or private"),
+                ));
+            }
         }),
     };
     let done = header("x-session-done").is_some_and(|v| matches!(v, "1" | "true" | "True"))
-        || fields.get("session_done").is_some_and(|v| v == &Value::Bool(true));
+        || fields
+            .get("session_done")
+            .is_some_and(|v| v == &Value::Bool(true));
     let session = session(headers, fields)?;
     if let Some(claim) = &session {
         SessionId::new(claim.id.clone()).map_err(|e| invalid(claim.source, e))?;
@@ -283,12 +366,22 @@ fn hints(headers: &HeaderMap, fields: &Fields) -> Result<RequestHints, Problem> 
         .filter(|(name, _)| !SECRET.contains(&name.as_str()))
         .filter_map(|(name, v)| Some((name.as_str().to_owned(), v.to_str().ok()?.to_owned())))
         .collect();
-    Ok(RequestHints { session, kind, session_done: done, headers })
+    Ok(RequestHints {
+        session,
+        kind,
+        session_done: done,
+        headers,
+    })
 }
 
 /// The first session id present, in the order of the documentation.
 fn session(headers: &HeaderMap, fields: &Fields) -> Result<Option<SessionClaim>, Problem> {
-    let header = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).filter(|v| !v.is_empty());
+    let header = |name: &str| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .filter(|v| !v.is_empty())
+    };
     let claim = |source, id: String| Ok(Some(SessionClaim { source, id }));
     if let Some(id) = header("x-session-id") {
         return claim("header x-session-id", id.to_owned());
@@ -297,22 +390,32 @@ fn session(headers: &HeaderMap, fields: &Fields) -> Result<Option<SessionClaim>,
         return claim("header thread-id", id.to_owned());
     }
     if let Some(id) = header("x-claude-code-session-id") {
-        let agent = header("x-claude-code-agent-id").map(|a| format!(":{a}")).unwrap_or_default();
+        let agent = header("x-claude-code-agent-id")
+            .map(|a| format!(":{a}"))
+            .unwrap_or_default();
         return claim("header x-claude-code-session-id", format!("{id}{agent}"));
     }
     if let Some(id) = header("session_id") {
         return claim("header session_id", id.to_owned());
     }
-    for (name, source) in [("session_id", "body session_id"), ("prompt_cache_key", "body prompt_cache_key")] {
+    for (name, source) in [
+        ("session_id", "body session_id"),
+        ("prompt_cache_key", "body prompt_cache_key"),
+    ] {
         if let Some(id) = fields.text(name)?.filter(|id| !id.is_empty()) {
             return claim(source, id.to_owned());
         }
     }
     let metadata = fields.get("metadata");
-    if let Some(id) = metadata.and_then(|m| m.get("session_id")).and_then(Value::as_str) {
+    if let Some(id) = metadata
+        .and_then(|m| m.get("session_id"))
+        .and_then(Value::as_str)
+    {
         return claim("body metadata.session_id", id.to_owned());
     }
-    if let Some(text) = metadata.and_then(|m| m.get("user_id")).and_then(Value::as_str)
+    if let Some(text) = metadata
+        .and_then(|m| m.get("user_id"))
+        .and_then(Value::as_str)
         && let Ok(inner) = serde_json::from_str::<Value>(text)
         && let Some(id) = inner.get("session_id").and_then(Value::as_str)
     {
@@ -328,7 +431,10 @@ fn session(headers: &HeaderMap, fields: &Fields) -> Result<Option<SessionClaim>,
 pub(crate) fn of_chat(error: chela_chat::ChatError) -> Problem {
     use chela_chat::ChatError as E;
     match error {
-        E::NoTools => Problem { param: Some("tools".to_owned()), ..Problem::new(StatusCode::BAD_REQUEST, error.to_string()) },
+        E::NoTools => Problem {
+            param: Some("tools".to_owned()),
+            ..Problem::new(StatusCode::BAD_REQUEST, error.to_string())
+        },
         E::Refused(_) | E::Json { .. } => Problem {
             param: Some("messages".to_owned()),
             ..Problem::new(StatusCode::BAD_REQUEST, error.to_string())

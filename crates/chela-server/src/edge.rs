@@ -29,7 +29,10 @@ pub(crate) async fn check(
     let _busy = server.open.enter();
     let config = &server.app.config;
     let host = host_of(request.headers(), request.uri());
-    if !host.as_deref().is_some_and(|h| is_bound(h, &config.bound_names)) {
+    if !host
+        .as_deref()
+        .is_some_and(|h| is_bound(h, &config.bound_names))
+    {
         let named = host.unwrap_or_default();
         let message = format!(
             "this server does not answer to the host {named:?}; add its name to server.bound_names if it should"
@@ -73,7 +76,10 @@ fn answer_preflight(asked: &HeaderMap) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    headers.insert(
+        header::ACCESS_CONTROL_MAX_AGE,
+        HeaderValue::from_static("600"),
+    );
     if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
@@ -100,7 +106,9 @@ fn is_bound(host: &str, names: &[String]) -> bool {
 /// `[::1]:80` → `[::1]`, `localhost:80` → `localhost`
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
-        Some((name, port)) if !port.ends_with(']') && (name.ends_with(']') || !name.contains(':')) => {
+        Some((name, port))
+            if !port.ends_with(']') && (name.ends_with(']') || !name.contains(':')) =>
+        {
             name
         }
         _ => host,
@@ -109,14 +117,22 @@ fn without_port(host: &str) -> &str {
 
 fn is_listed(origin: &HeaderValue, listed: &[String]) -> bool {
     listed.iter().any(|l| {
-        l == "*" || l.trim_end_matches('/').as_bytes().eq_ignore_ascii_case(origin.as_bytes())
+        l == "*"
+            || l.trim_end_matches('/')
+                .as_bytes()
+                .eq_ignore_ascii_case(origin.as_bytes())
     })
 }
 
 /// The page this server itself gave out.
 fn is_same(origin: &HeaderValue, host: Option<&str>) -> bool {
-    let origin = origin.to_str().map(str::to_ascii_lowercase).unwrap_or_default();
-    let own = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    let origin = origin
+        .to_str()
+        .map(str::to_ascii_lowercase)
+        .unwrap_or_default();
+    let own = origin
+        .strip_prefix("http://")
+        .or_else(|| origin.strip_prefix("https://"));
     own.is_some() && own == host
 }
 
@@ -127,10 +143,22 @@ mod tests {
     #[test]
     fn hosts_are_compared_without_port() {
         let names = ["127.0.0.1", "localhost", "[::1]"].map(str::to_owned);
-        for good in ["127.0.0.1:30000", "localhost", "localhost.", "[::1]:1", "[::1]"] {
+        for good in [
+            "127.0.0.1:30000",
+            "localhost",
+            "localhost.",
+            "[::1]:1",
+            "[::1]",
+        ] {
             assert!(is_bound(good, &names), "{good}");
         }
-        for bad in ["evil.example", "localhost.evil.example:80", "", ":80", "127.0.0.1.evil:1"] {
+        for bad in [
+            "evil.example",
+            "localhost.evil.example:80",
+            "",
+            ":80",
+            "127.0.0.1.evil:1",
+        ] {
             assert!(!is_bound(bad, &names), "{bad}");
         }
         assert!(is_bound("anything", &["*".to_owned()]));

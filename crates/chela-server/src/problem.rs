@@ -20,7 +20,13 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), code: None, param: None, retry_after: None }
+        Self {
+            status,
+            message: message.into(),
+            code: None,
+            param: None,
+            retry_after: None,
+        }
     }
 
     pub(crate) fn code(mut self, code: &'static str) -> Self {
@@ -29,7 +35,11 @@ impl Problem {
     }
 
     pub(crate) fn unavailable(message: impl Into<String>, retry_after: u32) -> Self {
-        Refusal::Unavailable { message: message.into(), retry_after }.into()
+        Refusal::Unavailable {
+            message: message.into(),
+            retry_after,
+        }
+        .into()
     }
 
     /// For routes on which the only thing that can be missing is the model.
@@ -70,9 +80,10 @@ impl From<Refusal> for Problem {
         let message = refusal.to_string();
         let new = |status| Self::new(status, message.clone());
         match refusal {
-            Refusal::Invalid { field, .. } => {
-                Self { param: Some(field), ..new(StatusCode::BAD_REQUEST) }
-            }
+            Refusal::Invalid { field, .. } => Self {
+                param: Some(field),
+                ..new(StatusCode::BAD_REQUEST)
+            },
             Refusal::Unauthenticated(_) => new(StatusCode::UNAUTHORIZED).code("invalid_api_key"),
             Refusal::Forbidden(_) => new(StatusCode::FORBIDDEN),
             Refusal::NotFound(_) => new(StatusCode::NOT_FOUND),
@@ -83,7 +94,10 @@ impl From<Refusal> for Problem {
                 ..new(StatusCode::BAD_REQUEST).code("context_length_exceeded")
             },
             // ZeroClaw reads the hint in the text, all others in the header.
-            Refusal::Unavailable { message, retry_after } => Self {
+            Refusal::Unavailable {
+                message,
+                retry_after,
+            } => Self {
                 message: format!("{message} (retry-after: {retry_after})"),
                 retry_after: Some(retry_after),
                 ..new(StatusCode::SERVICE_UNAVAILABLE)
@@ -116,9 +130,10 @@ pub(crate) fn json_response(status: StatusCode, body: &impl serde::Serialize) ->
         Ok(bytes) => {
             let mut response = Response::new(Body::from(bytes));
             *response.status_mut() = status;
-            response
-                .headers_mut()
-                .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            response.headers_mut().insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/json"),
+            );
             response
         }
         Err(error) => {

@@ -60,8 +60,14 @@ fn params(shared: &Asked, admission: &Admission, index: usize, server: &Server) 
         frequency_penalty: s.frequency_penalty.unwrap_or(0.0),
         presence_penalty: s.presence_penalty.unwrap_or(0.0),
         logit_bias: s.logit_bias.clone(),
-        seed: s.seed.map_or_else(|| seed_of(admission.turns[index]), |seed| seed.wrapping_add(index as u64)),
-        max_tokens: s.max_tokens.or(server.app.config.default_max_tokens).unwrap_or(context),
+        seed: s.seed.map_or_else(
+            || seed_of(admission.turns[index]),
+            |seed| seed.wrapping_add(index as u64),
+        ),
+        max_tokens: s
+            .max_tokens
+            .or(server.app.config.default_max_tokens)
+            .unwrap_or(context),
         end_ids: chat.end_ids().to_vec(),
         top_logprobs: s.top_logprobs.unwrap_or(0),
         priority: Priority::User,
@@ -83,7 +89,8 @@ impl Choice {
     fn take(&mut self, token: &SampledToken) -> Vec<AnswerDelta> {
         self.reply.push(token);
         if self.shared.asked.logprobs {
-            self.logprobs.push(logprob(&self.shared.server.app.chat, token));
+            self.logprobs
+                .push(logprob(&self.shared.server.app.chat, token));
         }
         self.parser.push(token.id)
     }
@@ -123,7 +130,9 @@ impl Choice {
         };
         async move {
             let recorder = shared.server.app.recorder.clone();
-            recorder.seal(&shared.admission, &shared.asked.request, completion).await
+            recorder
+                .seal(&shared.admission, &shared.asked.request, completion)
+                .await
         }
     }
 }
@@ -170,18 +179,33 @@ fn begin(
 ) -> Result<(Arc<Shared>, Vec<Choice>, SelectAll<Numbered>), Problem> {
     let busy = server.open.enter();
     let reuse = admission.reuse.as_ref().map_err(String::as_str);
-    let rendered = server.app.chat.render(&asked.request.conversation, reuse).map_err(of_chat)?;
+    let rendered = server
+        .app
+        .chat
+        .render(&asked.request.conversation, reuse)
+        .map_err(of_chat)?;
     let temperature = recorded_temperature(&asked);
     let mut streams = SelectAll::new();
     for index in 0..admission.turns.len() {
         let params = params(&asked, &admission, index, server);
-        let prompt = Prompt { tokens: rendered.tokens.clone() };
+        let prompt = Prompt {
+            tokens: rendered.tokens.clone(),
+        };
         let policy = PolicyRef::Version(admission.version.clone());
-        let stream = server.app.engine.sample(policy, prompt, params).map_err(Refusal::from)?;
+        let stream = server
+            .app
+            .engine
+            .sample(policy, prompt, params)
+            .map_err(Refusal::from)?;
         streams.push(Numbered { index, stream });
     }
-    let shared =
-        Arc::new(Shared { server: server.clone(), asked, admission, rendered, busy });
+    let shared = Arc::new(Shared {
+        server: server.clone(),
+        asked,
+        admission,
+        rendered,
+        busy,
+    });
     let choices = (0..shared.admission.turns.len())
         .map(|index| Choice {
             parser: server.app.chat.answer_parser(AnswerOptions {
@@ -215,7 +239,10 @@ impl futures_core::Stream for Numbered {
         context: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<Self::Item>> {
         let index = self.index;
-        self.stream.as_mut().poll_next(context).map(|e| e.map(|e| (index, e)))
+        self.stream
+            .as_mut()
+            .poll_next(context)
+            .map(|e| e.map(|e| (index, e)))
     }
 }
 
@@ -250,7 +277,11 @@ fn mark(headers: &mut HeaderMap, shared: &Shared) {
     put("x-chela-session", admission.session.to_string());
     put("x-chela-turn", turns.join(","));
     put("x-chela-policy-version", admission.version.to_string());
-    let kind = if admission.private { "private" } else { admission.kind.as_str() };
+    let kind = if admission.private {
+        "private"
+    } else {
+        admission.kind.as_str()
+    };
     put("x-chela-turn-kind", kind.to_owned());
     if !shared.asked.ignored.is_empty() {
         put("x-chela-ignored", shared.asked.ignored.join(","));
@@ -293,7 +324,11 @@ async fn whole(
             }
         };
         let Some((index, event)) = event else {
-            return Err(failed(&mut choices, EngineError::Stopped("a reply broke off".to_owned())).await);
+            return Err(failed(
+                &mut choices,
+                EngineError::Stopped("a reply broke off".to_owned()),
+            )
+            .await);
         };
         let choice = &mut choices[index];
         match event {
@@ -386,7 +421,10 @@ fn streamed(shared: Arc<Shared>, choices: Vec<Choice>, streams: SelectAll<Number
     });
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     mark(headers, &shared);
     response
@@ -395,7 +433,8 @@ fn streamed(shared: Arc<Shared>, choices: Vec<Choice>, streams: SelectAll<Number
 impl Stream {
     fn delta(&mut self, index: usize, delta: Value, finish: Option<&str>) {
         let mut chunk = base(&self.shared, "chat.completion.chunk");
-        let mut choice = json!({"index": index, "delta": delta, "finish_reason": finish, "logprobs": null});
+        let mut choice =
+            json!({"index": index, "delta": delta, "finish_reason": finish, "logprobs": null});
         let entries = std::mem::take(&mut self.choices[index].logprobs);
         if !entries.is_empty() {
             choice["logprobs"] = json!({"content": entries});
@@ -412,7 +451,12 @@ impl Stream {
             let value = match delta {
                 AnswerDelta::Content(text) => json!({"content": text}),
                 AnswerDelta::Reasoning(text) => json!({"reasoning_content": text}),
-                AnswerDelta::ToolCall { index, id, name, arguments } => json!({"tool_calls": [{
+                AnswerDelta::ToolCall {
+                    index,
+                    id,
+                    name,
+                    arguments,
+                } => json!({"tool_calls": [{
                     "index": index, "id": id, "type": "function",
                     "function": {"name": name, "arguments": arguments},
                 }]}),
@@ -447,7 +491,10 @@ impl Stream {
             match event {
                 Some((index, Ok(event))) => self.event(index, event).await,
                 Some((_, Err(error))) => self.engine_failed(error).await,
-                None => self.engine_failed(EngineError::Stopped("a reply broke off".to_owned())).await,
+                None => {
+                    self.engine_failed(EngineError::Stopped("a reply broke off".to_owned()))
+                        .await
+                }
             }
         }
     }
@@ -486,7 +533,8 @@ impl Stream {
             chunk["usage"] = usage(prompt, self.completion, self.choices[0].cached);
             self.ready.push_back(frame(&chunk));
         }
-        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ready
+            .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
         self.over = true;
     }
 

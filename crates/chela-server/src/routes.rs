@@ -23,7 +23,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Answers a request on a route of the table.
-pub(crate) async fn dispatch(route: &'static Route, server: Arc<Server>, request: Request) -> Response {
+pub(crate) async fn dispatch(
+    route: &'static Route,
+    server: Arc<Server>,
+    request: Request,
+) -> Response {
     match answer(route, server, request).await {
         Ok(response) => response,
         Err(problem) => problem.into_response(),
@@ -31,12 +35,16 @@ pub(crate) async fn dispatch(route: &'static Route, server: Arc<Server>, request
 }
 
 fn key(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|v| v.to_str().ok());
     let bearer = bearer.and_then(|v| {
         let (scheme, key) = v.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
     });
-    bearer.or_else(|| headers.get("x-api-key").and_then(|v| v.to_str().ok())).filter(|k| !k.is_empty())
+    bearer
+        .or_else(|| headers.get("x-api-key").and_then(|v| v.to_str().ok()))
+        .filter(|k| !k.is_empty())
 }
 
 fn authorise(access: Access, caller: &Caller) -> Result<(), Problem> {
@@ -44,22 +52,34 @@ fn authorise(access: Access, caller: &Caller) -> Result<(), Problem> {
     match access {
         Access::Open | Access::Chat => Ok(()),
         Access::Feedback if caller.session.is_none() && caller.scope >= Scope::Feedback => Ok(()),
-        Access::Feedback => refuse("this needs a key of scope feedback; `chela key new --scope feedback` makes one"),
+        Access::Feedback => {
+            refuse("this needs a key of scope feedback; `chela key new --scope feedback` makes one")
+        }
         Access::Admin if caller.session.is_none() && caller.scope == Scope::Admin => Ok(()),
         Access::Admin => refuse("this needs the admin key; `chela key admin` prints it"),
         Access::SessionKey if caller.session.is_some() => Ok(()),
-        Access::SessionKey => refuse("this needs a session's own key, as /rl/start_session gives it"),
+        Access::SessionKey => {
+            refuse("this needs a session's own key, as /rl/start_session gives it")
+        }
     }
 }
 
-async fn answer(route: &'static Route, server: Arc<Server>, request: Request) -> Result<Response, Problem> {
+async fn answer(
+    route: &'static Route,
+    server: Arc<Server>,
+    request: Request,
+) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     if route.access == Access::Open {
         return open(route.does, &server, &parts.headers, &parts.uri);
     }
     let caller = server.app.gatekeeper.identify(key(&parts.headers))?;
     authorise(route.access, &caller)?;
-    let body = if route.method == "POST" { read(&server, &parts.headers, body).await? } else { Vec::new() };
+    let body = if route.method == "POST" {
+        read(&server, &parts.headers, body).await?
+    } else {
+        Vec::new()
+    };
     let generates = matches!(route.does, Does::ChatCompletions | Does::Completions);
     if generates && server.phase() != Phase::Running {
         return Err(Problem::unavailable("the server is stopping", 5));
@@ -77,9 +97,19 @@ async fn answer(route: &'static Route, server: Arc<Server>, request: Request) ->
 }
 
 async fn read(server: &Server, headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Problem> {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    if !kind.trim_start().to_ascii_lowercase().starts_with("application/json") {
-        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "send the body as application/json"));
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or_default();
+    if !kind
+        .trim_start()
+        .to_ascii_lowercase()
+        .starts_with("application/json")
+    {
+        return Err(Problem::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "send the body as application/json",
+        ));
     }
     let limit = server.app.config.body_limit;
     match to_bytes(body, limit).await {
@@ -93,9 +123,14 @@ async fn read(server: &Server, headers: &HeaderMap, body: Body) -> Result<Vec<u8
 
 fn known_model(server: &Server, name: &str) -> Result<(), Problem> {
     let base = server.app.engine.info().model;
-    let listed = name.is_empty() || name == base || name.starts_with(&format!("{base}@")) || name == format!("{base}:side");
+    let listed = name.is_empty()
+        || name == base
+        || name.starts_with(&format!("{base}@"))
+        || name == format!("{base}:side");
     if server.app.config.strict_models && !listed {
-        return Err(Problem::of_model(Refusal::NotFound(format!("there is no model {name:?}; /v1/models lists them"))));
+        return Err(Problem::of_model(Refusal::NotFound(format!(
+            "there is no model {name:?}; /v1/models lists them"
+        ))));
     }
     Ok(())
 }
@@ -103,42 +138,72 @@ fn known_model(server: &Server, name: &str) -> Result<(), Problem> {
 fn open(does: Does, server: &Server, headers: &HeaderMap, uri: &Uri) -> Result<Response, Problem> {
     match does {
         Does::Health => {
-            server.app.engine.health().map_err(|e| Problem::unavailable(e, 5))?;
-            server.app.control.health().map_err(|e| Problem::unavailable(e, 30))?;
+            server
+                .app
+                .engine
+                .health()
+                .map_err(|e| Problem::unavailable(e, 5))?;
+            server
+                .app
+                .control
+                .health()
+                .map_err(|e| Problem::unavailable(e, 30))?;
             Ok(json_response(StatusCode::OK, &json!({"status": "ok"})))
         }
         Does::Ready => {
             if server.phase() != Phase::Running {
                 return Err(Problem::unavailable("the server is stopping", 5));
             }
-            server.app.engine.health().map_err(|e| Problem::unavailable(e, 5))?;
-            server.app.control.health().map_err(|e| Problem::unavailable(e, 30))?;
+            server
+                .app
+                .engine
+                .health()
+                .map_err(|e| Problem::unavailable(e, 5))?;
+            server
+                .app
+                .control
+                .health()
+                .map_err(|e| Problem::unavailable(e, 30))?;
             Ok(json_response(StatusCode::OK, &json!({"status": "ready"})))
         }
         Does::Page => {
             let mut response = Response::new(Body::from(include_str!("page.html")));
             let headers = response.headers_mut();
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+            headers.insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("text/html; charset=utf-8"),
+            );
             headers.insert(
                 header::CONTENT_SECURITY_POLICY,
                 HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"),
             );
             Ok(response)
         }
-        Does::Models => Ok(json_response(StatusCode::OK, &json!({"object": "list", "data": models(server, headers)}))),
+        Does::Models => Ok(json_response(
+            StatusCode::OK,
+            &json!({"object": "list", "data": models(server, headers)}),
+        )),
         _ => {
             let id = uri.path().rsplit_once("models/").map_or("", |(_, id)| id);
             let id = decoded(id);
-            let found = models(server, headers).into_iter().find(|m| m["id"] == json!(id));
-            found.map(|m| json_response(StatusCode::OK, &m)).ok_or_else(|| {
-                Problem::of_model(Refusal::NotFound(format!("there is no model {id:?}; /v1/models lists them")))
-            })
+            let found = models(server, headers)
+                .into_iter()
+                .find(|m| m["id"] == json!(id));
+            found
+                .map(|m| json_response(StatusCode::OK, &m))
+                .ok_or_else(|| {
+                    Problem::of_model(Refusal::NotFound(format!(
+                        "there is no model {id:?}; /v1/models lists them"
+                    )))
+                })
         }
     }
 }
 
 fn decoded(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+    percent_encoding::percent_decode_str(text)
+        .decode_utf8_lossy()
+        .into_owned()
 }
 
 fn models(server: &Server, headers: &HeaderMap) -> Vec<Value> {
@@ -153,7 +218,11 @@ fn models(server: &Server, headers: &HeaderMap) -> Vec<Value> {
         && let Ok(caller) = server.app.gatekeeper.identify(Some(key))
         && let Ok(view) = server.app.control.policy(&caller.profile)
     {
-        all.extend(view.versions.iter().map(|v| row(format!("{}@{}", info.model, v.version.number))));
+        all.extend(
+            view.versions
+                .iter()
+                .map(|v| row(format!("{}@{}", info.model, v.version.number))),
+        );
     }
     all
 }
@@ -167,8 +236,13 @@ async fn completions(server: &Server, caller: &Caller, body: &[u8]) -> Result<Re
     let policy = if name == format!("{}:side", info.model) {
         PolicyRef::Base
     } else if let Some(number) = name.strip_prefix(&format!("{}@", info.model)) {
-        let number = number.parse().map_err(|_| Problem::of_model(Refusal::NotFound(format!("there is no model {name:?}"))))?;
-        PolicyRef::Version(PolicyVersion { profile: caller.profile.clone(), number })
+        let number = number.parse().map_err(|_| {
+            Problem::of_model(Refusal::NotFound(format!("there is no model {name:?}")))
+        })?;
+        PolicyRef::Version(PolicyVersion {
+            profile: caller.profile.clone(),
+            number,
+        })
     } else {
         PolicyRef::Served(caller.profile.clone())
     };
@@ -183,7 +257,10 @@ async fn completions(server: &Server, caller: &Caller, body: &[u8]) -> Result<Re
         return Err(invalid("echo", "is supported with max_tokens: 0"));
     }
     if most > 0 && want_logprobs.is_some() {
-        return Err(invalid("logprobs", "is supported with echo and max_tokens: 0; chat completions report them for replies"));
+        return Err(invalid(
+            "logprobs",
+            "is supported with echo and max_tokens: 0; chat completions report them for replies",
+        ));
     }
     let created = server.started;
     let head = json!({"id": "cmpl-unrecorded", "object": "text_completion", "created": created, "model": info.model});
@@ -191,7 +268,10 @@ async fn completions(server: &Server, caller: &Caller, body: &[u8]) -> Result<Re
         let text = server.app.chat.decode(&tokens);
         let numbers = echoed(server, policy, &tokens).await?;
         let entries = want_logprobs.is_some().then(|| {
-            let pieces: Vec<String> = tokens.iter().map(|t| String::from_utf8_lossy(&server.app.chat.token_bytes(*t)).into_owned()).collect();
+            let pieces: Vec<String> = tokens
+                .iter()
+                .map(|t| String::from_utf8_lossy(&server.app.chat.token_bytes(*t)).into_owned())
+                .collect();
             json!({"tokens": pieces, "token_logprobs": numbers, "top_logprobs": null})
         });
         (text, entries, "length", 0)
@@ -200,7 +280,8 @@ async fn completions(server: &Server, caller: &Caller, body: &[u8]) -> Result<Re
         (text, None, finish, n)
     };
     let mut out = head;
-    out["choices"] = json!([{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]);
+    out["choices"] =
+        json!([{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}]);
     out["usage"] = json!({"prompt_tokens": tokens.len(), "completion_tokens": completion, "total_tokens": tokens.len() + completion});
     Ok(json_response(StatusCode::OK, &out))
 }
@@ -212,7 +293,12 @@ fn prompt_ids(server: &Server, fields: &Fields, vocabulary: usize) -> Result<Vec
             .iter()
             .map(|v| {
                 let id = v.as_u64().filter(|id| (*id as usize) < vocabulary);
-                id.map(|id| id as u32).ok_or_else(|| invalid("prompt", format!("token ids are integers below {vocabulary}")))
+                id.map(|id| id as u32).ok_or_else(|| {
+                    invalid(
+                        "prompt",
+                        format!("token ids are integers below {vocabulary}"),
+                    )
+                })
             })
             .collect::<Result<_, _>>()?,
         _ => return Err(invalid("prompt", "must be a text or a list of token ids")),
@@ -226,9 +312,19 @@ fn prompt_ids(server: &Server, fields: &Fields, vocabulary: usize) -> Result<Vec
 async fn echoed(server: &Server, policy: PolicyRef, tokens: &[u32]) -> Result<Vec<Value>, Problem> {
     let mut numbers = vec![Value::Null];
     if tokens.len() > 1 {
-        let want = Want { priority: chela_core::Priority::User, ..Want::default() };
-        let prompt = Prompt { tokens: tokens.to_vec() };
-        let scored = server.app.engine.score(policy, prompt, 1, want).await.map_err(Refusal::from)?;
+        let want = Want {
+            priority: chela_core::Priority::User,
+            ..Want::default()
+        };
+        let prompt = Prompt {
+            tokens: tokens.to_vec(),
+        };
+        let scored = server
+            .app
+            .engine
+            .score(policy, prompt, 1, want)
+            .await
+            .map_err(Refusal::from)?;
         numbers.extend(scored.logprobs.iter().map(|l| json!(l)));
     }
     Ok(numbers)
@@ -248,14 +344,22 @@ async fn generated(
         end_ids: server.app.chat.end_ids().to_vec(),
         ..Default::default()
     };
-    let prompt = Prompt { tokens: tokens.to_vec() };
-    let mut stream = server.app.engine.sample(policy, prompt, params).map_err(Refusal::from)?;
+    let prompt = Prompt {
+        tokens: tokens.to_vec(),
+    };
+    let mut stream = server
+        .app
+        .engine
+        .sample(policy, prompt, params)
+        .map_err(Refusal::from)?;
     let mut ids = Vec::new();
     let mut finish = "stop";
     while let Some(event) = stream.next().await {
         match event.map_err(Refusal::from)? {
             chela_core::SamplingEvent::Token(token) => ids.push(token.id),
-            chela_core::SamplingEvent::Finished(chela_core::FinishReason::Length) => finish = "length",
+            chela_core::SamplingEvent::Finished(chela_core::FinishReason::Length) => {
+                finish = "length"
+            }
             _ => {}
         }
     }
@@ -270,7 +374,10 @@ fn query(uri: &Uri, name: &str) -> Option<String> {
 }
 
 fn profile_of(name: Option<&str>) -> Result<Profile, Problem> {
-    name.map_or_else(|| Ok(Profile::default()), |n| Profile::new(n).map_err(|e| Refusal::from(e).into()))
+    name.map_or_else(
+        || Ok(Profile::default()),
+        |n| Profile::new(n).map_err(|e| Refusal::from(e).into()),
+    )
 }
 
 fn last_segment(uri: &Uri) -> String {
@@ -285,11 +392,19 @@ async fn control(
 ) -> Result<Response, Problem> {
     let control = &server.app.control;
     let ok = |value: Value| Ok(json_response(StatusCode::OK, &value));
-    let session_id = || SessionId::new(last_segment(uri)).map_err(|e| Problem::from(Refusal::from(e)));
+    let session_id =
+        || SessionId::new(last_segment(uri)).map_err(|e| Problem::from(Refusal::from(e)));
     match does {
         Does::Sessions => {
-            let limit = query(uri, "limit").and_then(|l| l.parse().ok()).unwrap_or(200).min(1000);
-            let all: Vec<Value> = control.sessions(caller, limit)?.iter().map(session_row).collect();
+            let limit = query(uri, "limit")
+                .and_then(|l| l.parse().ok())
+                .unwrap_or(200)
+                .min(1000);
+            let all: Vec<Value> = control
+                .sessions(caller, limit)?
+                .iter()
+                .map(session_row)
+                .collect();
             ok(json!({"sessions": all}))
         }
         Does::Session => {
@@ -298,13 +413,20 @@ async fn control(
             row["turns"] = turns.iter().map(turn_json).collect();
             ok(row)
         }
-        Does::Forget => ok(json!({"forgotten_turns": control.forget_session(caller, &session_id()?).await?})),
-        Does::Policy => ok(policy_json(&control.policy(&profile_of(query(uri, "profile").as_deref())?)?)),
+        Does::Forget => {
+            ok(json!({"forgotten_turns": control.forget_session(caller, &session_id()?).await?}))
+        }
+        Does::Policy => ok(policy_json(
+            &control.policy(&profile_of(query(uri, "profile").as_deref())?)?,
+        )),
         Does::Version => {
-            let number: u64 = last_segment(uri).parse().map_err(|_| invalid("version", "must be a number"))?;
+            let number: u64 = last_segment(uri)
+                .parse()
+                .map_err(|_| invalid("version", "must be a number"))?;
             let view = control.policy(&profile_of(query(uri, "profile").as_deref())?)?;
             let found = view.versions.iter().find(|v| v.version.number == number);
-            let found = found.ok_or_else(|| Refusal::NotFound(format!("there is no version {number}")))?;
+            let found =
+                found.ok_or_else(|| Refusal::NotFound(format!("there is no version {number}")))?;
             ok(version_json(found))
         }
         Does::Status => ok(status_json(&control.status(caller)?)),
@@ -316,7 +438,12 @@ async fn control(
     }
 }
 
-async fn posted(does: Does, server: &Server, caller: &Caller, fields: &Fields) -> Result<Response, Problem> {
+async fn posted(
+    does: Does,
+    server: &Server,
+    caller: &Caller,
+    fields: &Fields,
+) -> Result<Response, Problem> {
     let control = &server.app.control;
     let ok = |value: Value| Ok(json_response(StatusCode::OK, &value));
     match does {
@@ -330,20 +457,34 @@ async fn posted(does: Does, server: &Server, caller: &Caller, fields: &Fields) -
         Does::SetReward => {
             let reward = fields.number("reward", f64::from(f32::MIN), f64::from(f32::MAX))?;
             let reward = reward.ok_or_else(|| invalid("reward", "is missing"))?;
-            let turn = fields.text("interaction_id")?.map(|id| turn_of("interaction_id", id)).transpose()?;
+            let turn = fields
+                .text("interaction_id")?
+                .map(|id| turn_of("interaction_id", id))
+                .transpose()?;
             control.set_reward(caller, reward, turn).await?;
             ok(json!({"message": "success"}))
         }
         Does::Export => {
-            let id = fields.text("session_id")?.ok_or_else(|| invalid("session_id", "is missing"))?;
+            let id = fields
+                .text("session_id")?
+                .ok_or_else(|| invalid("session_id", "is missing"))?;
             let session = SessionId::new(id).map_err(Refusal::from)?;
             let discount = fields.number("discount", 0.0, 1.0)?.unwrap_or(1.0);
             let style = match fields.text("style")?.unwrap_or("individual") {
                 "individual" => ExportStyle::Individual,
                 "concat" => ExportStyle::Concat,
-                other => return Err(invalid("style", format!("{other:?}: use individual or concat"))),
+                other => {
+                    return Err(invalid(
+                        "style",
+                        format!("{other:?}: use individual or concat"),
+                    ));
+                }
             };
-            let rows: Vec<Value> = control.export(&session, discount, style)?.iter().map(export_json).collect();
+            let rows: Vec<Value> = control
+                .export(&session, discount, style)?
+                .iter()
+                .map(export_json)
+                .collect();
             ok(json!({"rows": rows}))
         }
         Does::Feedback => {
@@ -355,7 +496,9 @@ async fn posted(does: Does, server: &Server, caller: &Caller, fields: &Fields) -
             let version = fields.integer("version", 0, i64::MAX)?.map(|v| v as u64);
             let action = match does {
                 Does::Rollback => PolicyAction::Rollback(version),
-                Does::Promote => PolicyAction::Promote(version.ok_or_else(|| invalid("version", "is missing"))?),
+                Does::Promote => {
+                    PolicyAction::Promote(version.ok_or_else(|| invalid("version", "is missing"))?)
+                }
                 Does::Pause => PolicyAction::Pause,
                 _ => PolicyAction::Resume,
             };
@@ -367,14 +510,18 @@ async fn posted(does: Does, server: &Server, caller: &Caller, fields: &Fields) -
 /// A turn's id, with or without what an API puts before it.
 fn turn_of(field: &str, text: &str) -> Result<TurnId, Problem> {
     let bare = text.strip_prefix("chatcmpl-").unwrap_or(text);
-    TurnId::parse(bare).ok_or_else(|| Refusal::NotFound(format!("{field}: {text:?} is no turn known here")).into())
+    TurnId::parse(bare)
+        .ok_or_else(|| Refusal::NotFound(format!("{field}: {text:?} is no turn known here")).into())
 }
 
 fn feedback(fields: &Fields) -> Result<Feedback, Problem> {
     let turn = fields.text("turn")?.map(|t| turn_of("turn", t));
     let turn = match turn {
         Some(turn) => Some(turn?),
-        None => fields.text("completion_id")?.map(|t| turn_of("completion_id", t)).transpose()?,
+        None => fields
+            .text("completion_id")?
+            .map(|t| turn_of("completion_id", t))
+            .transpose()?,
     };
     let target = match (turn, fields.text("session")?) {
         (Some(turn), _) => FeedbackTarget::Turn(turn),
@@ -394,7 +541,12 @@ fn feedback(fields: &Fields) -> Result<Feedback, Problem> {
     if score.is_none() && text.is_none() && edited.is_none() {
         return Err(invalid("score", "give a score, a thumb, a text or an edit"));
     }
-    Ok(Feedback { target, score, text, edited })
+    Ok(Feedback {
+        target,
+        score,
+        text,
+        edited,
+    })
 }
 
 fn export_json(row: &ExportRow) -> Value {
@@ -409,8 +561,11 @@ fn session_row(r: &SessionRecord) -> Value {
 }
 
 fn message_json(m: &Message) -> Value {
-    let calls: Vec<Value> =
-        m.tool_calls.iter().map(|c| json!({"id": c.id, "name": c.name, "arguments": c.arguments})).collect();
+    let calls: Vec<Value> = m
+        .tool_calls
+        .iter()
+        .map(|c| json!({"id": c.id, "name": c.name, "arguments": c.arguments}))
+        .collect();
     json!({"role": m.role.as_str(), "content": m.content, "reasoning": m.reasoning, "tool_calls": calls})
 }
 
@@ -448,7 +603,10 @@ fn turn_json(story: &TurnStory) -> Value {
                    "evidence": v.evidence, "votes": votes, "no_sample": no_sample})
         })
         .collect();
-    let next: Option<Vec<Value>> = story.next.as_ref().map(|n| n.messages.iter().map(message_json).collect());
+    let next: Option<Vec<Value>> = story
+        .next
+        .as_ref()
+        .map(|n| n.messages.iter().map(message_json).collect());
     json!({"id": t.id.to_string(), "parent": t.parent.map(|p| p.to_string()), "kind": t.kind.as_str(), "reason": t.reason,
            "version": t.version.number, "messages": t.messages.iter().map(message_json).collect::<Vec<_>>(),
            "reply": message_json(&t.answer), "next_state": next, "verdicts": verdicts, "state": turn_state(story),
@@ -463,7 +621,11 @@ fn version_json(v: &chela_core::VersionRecord) -> Value {
         VersionState::Rejected(why) => format!("rejected({why})"),
         VersionState::RolledBack => "rolled_back".to_owned(),
     };
-    let metrics: serde_json::Map<String, Value> = v.metrics.iter().map(|(n, x)| (n.clone(), json!(x))).collect();
+    let metrics: serde_json::Map<String, Value> = v
+        .metrics
+        .iter()
+        .map(|(n, x)| (n.clone(), json!(x)))
+        .collect();
     let receipt = v.receipt.as_ref().map(|r| {
         json!({"weights_hash": r.weights_hash, "engine_canary": r.engine_canary, "learner_canary": r.learner_canary})
     });
@@ -477,8 +639,12 @@ fn policy_json(view: &PolicyView) -> Value {
 }
 
 fn status_json(s: &chela_core::StatusView) -> Value {
-    let turns: Vec<Value> =
-        s.counts.turns.iter().map(|(k, why, n)| json!({"kind": k.as_str(), "reason": why, "count": n})).collect();
+    let turns: Vec<Value> = s
+        .counts
+        .turns
+        .iter()
+        .map(|(k, why, n)| json!({"kind": k.as_str(), "reason": why, "count": n}))
+        .collect();
     let map = |rows: &[(String, u64)]| -> Value {
         Value::Object(rows.iter().map(|(k, n)| (k.clone(), json!(n))).collect())
     };

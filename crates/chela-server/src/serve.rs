@@ -56,7 +56,9 @@ async fn drain(server: &Arc<Server>) {
         tracing::warn!(?grace, "replies were cut: the grace time is over");
         server.phase.send_replace(Phase::Cut);
         if timeout(LAST_WORDS, server.open.idle()).await.is_err() {
-            tracing::warn!("a client does not take the end of its reply; its connection is dropped");
+            tracing::warn!(
+                "a client does not take the end of its reply; its connection is dropped"
+            );
         }
     }
 }

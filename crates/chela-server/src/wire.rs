@@ -6,10 +6,38 @@ use serde_json::{Map, Value};
 
 /// Fields of a chat completion that are honoured.
 pub(crate) const HONOURED: &[&str] = &[
-    "model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "n", "max_tokens",
-    "max_completion_tokens", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs",
-    "top_logprobs", "tools", "tool_choice", "chat_template_kwargs", "user", "prompt_cache_key", "metadata", "session_id",
-    "turn_type", "session_done", "response_format", "functions", "function_call", "modalities", "audio",
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "user",
+    "prompt_cache_key",
+    "metadata",
+    "session_id",
+    "turn_type",
+    "session_done",
+    "response_format",
+    "functions",
+    "function_call",
+    "modalities",
+    "audio",
 ];
 
 /// A body that is an object.
@@ -26,12 +54,18 @@ pub(crate) fn invalid(field: impl Into<String>, message: impl std::fmt::Display)
 impl Fields {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Problem> {
         let value: Value = serde_json::from_slice(body).map_err(|e| {
-            Problem::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {e}"))
-                .code("invalid_json")
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                format!("the body is not valid JSON: {e}"),
+            )
+            .code("invalid_json")
         })?;
         match value {
             Value::Object(map) => Ok(Self(map)),
-            _ => Err(Problem::new(StatusCode::BAD_REQUEST, "the body must be a JSON object")),
+            _ => Err(Problem::new(
+                StatusCode::BAD_REQUEST,
+                "the body must be a JSON object",
+            )),
         }
     }
 
@@ -51,25 +85,37 @@ impl Fields {
     }
 
     pub(crate) fn flag(&self, name: &str) -> Result<bool, Problem> {
-        self.get(name)
-            .map_or(Ok(false), |v| v.as_bool().ok_or_else(|| invalid(name, "must be true or false")))
+        self.get(name).map_or(Ok(false), |v| {
+            v.as_bool()
+                .ok_or_else(|| invalid(name, "must be true or false"))
+        })
     }
 
     /// A finite number within bounds.
     pub(crate) fn number(&self, name: &str, low: f64, high: f64) -> Result<Option<f32>, Problem> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         match value.as_f64() {
             Some(n) if n.is_finite() && n >= low && n <= high => Ok(Some(n as f32)),
-            Some(n) => Err(invalid(name, format!("{n} must be between {low} and {high}"))),
+            Some(n) => Err(invalid(
+                name,
+                format!("{n} must be between {low} and {high}"),
+            )),
             None => Err(invalid(name, "must be a number")),
         }
     }
 
     pub(crate) fn integer(&self, name: &str, low: i64, high: i64) -> Result<Option<i64>, Problem> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         match value.as_i64() {
             Some(n) if n >= low && n <= high => Ok(Some(n)),
-            Some(n) => Err(invalid(name, format!("{n} must be between {low} and {high}"))),
+            Some(n) => Err(invalid(
+                name,
+                format!("{n} must be between {low} and {high}"),
+            )),
             None => Err(invalid(name, "must be an integer")),
         }
     }

@@ -40,7 +40,9 @@ pub fn select(
             Some(_) => usable.push(sample),
         }
     }
-    let waited = usable.first().is_some_and(|s| now - s.created >= config.batch_timeout_ms);
+    let waited = usable
+        .first()
+        .is_some_and(|s| now - s.created >= config.batch_timeout_ms);
     let share = ((config.batch as f32 * config.max_session_share).floor() as usize).max(1);
     let mut batch = Vec::new();
     let mut surplus = Vec::new();
@@ -48,7 +50,11 @@ pub fn select(
     for sample in &usable {
         let count = by_session.entry(&sample.session).or_default();
         *count += 1;
-        if *count <= share { batch.push(sample.id) } else { surplus.push(sample.id) }
+        if *count <= share {
+            batch.push(sample.id)
+        } else {
+            surplus.push(sample.id)
+        }
     }
     if waited {
         batch.extend(surplus);
@@ -89,8 +95,15 @@ pub fn prepare(
         .filter(|r| r.is_finite())
         .map(|r| clipped_reward(r, clip))
         .collect();
-    let b = if config.baseline { baseline.for_batch(&rewards) } else { 0.0 };
-    let mut prepared = Prepared { rewards, ..Prepared::default() };
+    let b = if config.baseline {
+        baseline.for_batch(&rewards)
+    } else {
+        0.0
+    };
+    let mut prepared = Prepared {
+        rewards,
+        ..Prepared::default()
+    };
     for one in leased {
         match build(one, config, b) {
             Ok(Some(sample)) => {
@@ -98,7 +111,9 @@ pub fn prepare(
                 prepared.ids.push(one.id);
                 prepared.samples.push(sample);
             }
-            Ok(None) => prepared.left_out.push((one.id, "nothing to learn from".to_owned())),
+            Ok(None) => prepared
+                .left_out
+                .push((one.id, "nothing to learn from".to_owned())),
             Err(error) => prepared.left_out.push((one.id, error.to_string())),
         }
     }
@@ -111,8 +126,16 @@ fn build(
     baseline: f32,
 ) -> Result<Option<Sample>, TrainError> {
     let (turn, judged) = (&leased.turn, &leased.sample);
-    let hinted = judged.teacher_logprobs.as_deref().zip(judged.student_logprobs.as_deref());
-    let credit = Credit { tokens: turn.reply.len(), reward: judged.reward, baseline, hinted };
+    let hinted = judged
+        .teacher_logprobs
+        .as_deref()
+        .zip(judged.student_logprobs.as_deref());
+    let credit = Credit {
+        tokens: turn.reply.len(),
+        reward: judged.reward,
+        baseline,
+        hinted,
+    };
     let Some(advantages) = advantages(&config.advantage, &credit)? else {
         return Ok(None);
     };
@@ -128,7 +151,13 @@ fn build(
         behavior_logprobs: turn.reply.behavior_logprobs().to_vec(),
         advantages,
     };
-    Ok(Some(Sample::new(tokens, start, columns, turn.temperature, turn.version.clone())?))
+    Ok(Some(Sample::new(
+        tokens,
+        start,
+        columns,
+        turn.temperature,
+        turn.version.clone(),
+    )?))
 }
 
 #[cfg(test)]

@@ -4,7 +4,10 @@ use super::*;
 use chela_core::{PolicyVersion, Profile, SessionId, TurnId, VersionRecord, VersionState};
 
 fn version(number: u64) -> PolicyVersion {
-    PolicyVersion { profile: Profile::default(), number }
+    PolicyVersion {
+        profile: Profile::default(),
+        number,
+    }
 }
 
 fn record(number: u64) -> VersionRecord {
@@ -35,7 +38,11 @@ fn pending(id: u64, session: &str, number: u64) -> PendingSample {
 }
 
 fn config() -> TrainConfig {
-    TrainConfig { batch: 4, min_batch: 2, ..TrainConfig::new("/nowhere".into(), vec![1, 2]) }
+    TrainConfig {
+        batch: 4,
+        min_batch: 2,
+        ..TrainConfig::new("/nowhere".into(), vec![1, 2])
+    }
 }
 
 fn chain(head: u64) -> Chain {
@@ -58,7 +65,10 @@ fn waits_for_a_full_batch_then_takes_the_oldest() {
 fn one_session_waits_while_others_have_samples_but_never_starves() {
     let mut all: Vec<_> = (1..=4).map(|i| pending(i, "loop", 0)).collect();
     all.extend((5..=6).map(|i| pending(i, &format!("s{i}"), 0)));
-    assert!(select(&all, &chain(0), &config(), 2000).batch.is_empty(), "1 + 2 of 4");
+    assert!(
+        select(&all, &chain(0), &config(), 2000).batch.is_empty(),
+        "1 + 2 of 4"
+    );
     let late = 1000 + config().batch_timeout_ms;
     assert_eq!(ids(&select(&all, &chain(0), &config(), late)), [1, 5, 6, 2]);
 }
@@ -68,7 +78,11 @@ fn a_partial_batch_goes_at_the_time_out_if_it_is_large_enough() {
     let late = 1000 + config().batch_timeout_ms;
     let two: Vec<_> = (1..=2).map(|i| pending(i, &format!("s{i}"), 0)).collect();
     assert_eq!(ids(&select(&two, &chain(0), &config(), late)), [1, 2]);
-    assert!(select(&two[..1], &chain(0), &config(), late).batch.is_empty());
+    assert!(
+        select(&two[..1], &chain(0), &config(), late)
+            .batch
+            .is_empty()
+    );
 }
 
 #[test]
@@ -77,7 +91,13 @@ fn stale_foreign_and_repeated_replies_are_dropped_with_the_reason() {
     explicit.explicit = true;
     let mut copy = pending(5, "e", 4);
     copy.reply_hash = 4;
-    let all = [pending(1, "a", 0), pending(2, "b", 9), explicit, pending(4, "d", 4), copy];
+    let all = [
+        pending(1, "a", 0),
+        pending(2, "b", 9),
+        explicit,
+        pending(4, "d", 4),
+        copy,
+    ];
     let selection = select(&all, &chain(4), &config(), 2000);
     assert_eq!(
         selection.dropped,
@@ -91,6 +111,8 @@ fn stale_foreign_and_repeated_replies_are_dropped_with_the_reason() {
 
 #[test]
 fn ten_thousand_pending_samples_keep_their_order() {
-    let all: Vec<_> = (0..10_000).map(|i| pending(i, &format!("s{}", i % 500), 0)).collect();
+    let all: Vec<_> = (0..10_000)
+        .map(|i| pending(i, &format!("s{}", i % 500), 0))
+        .collect();
     assert_eq!(ids(&select(&all, &chain(0), &config(), 2000)), [0, 1, 2, 3]);
 }

@@ -30,7 +30,9 @@ impl Chain {
 
     /// Steps made since that version; `None` when it is not on the chain.
     pub fn staleness(&self, version: &PolicyVersion) -> Option<u64> {
-        self.steps.get(&version.number).map(|s| self.head_steps.saturating_sub(*s))
+        self.steps
+            .get(&version.number)
+            .map(|s| self.head_steps.saturating_sub(*s))
     }
 
     /// Steps from the base to the head.
@@ -41,7 +43,10 @@ impl Chain {
 
 /// The version the registry says is served; `None` = the base.
 pub fn served(versions: &[VersionRecord]) -> Option<&VersionRecord> {
-    versions.iter().rev().find(|v| v.state == VersionState::Served)
+    versions
+        .iter()
+        .rev()
+        .find(|v| v.state == VersionState::Served)
 }
 
 /// A candidate that a crash left between its step and its publish: the newest version, trained from what is served.
@@ -58,7 +63,10 @@ mod tests {
 
     fn record(number: u64, parent: u64, steps: u64, state: VersionState) -> VersionRecord {
         VersionRecord {
-            version: PolicyVersion { profile: Profile::default(), number },
+            version: PolicyVersion {
+                profile: Profile::default(),
+                number,
+            },
             parent,
             steps,
             state,
@@ -81,7 +89,12 @@ mod tests {
             record(4, 1, 2, VersionState::Served),
         ];
         let chain = Chain::of(4, &all);
-        let at = |n| chain.staleness(&PolicyVersion { profile: Profile::default(), number: n });
+        let at = |n| {
+            chain.staleness(&PolicyVersion {
+                profile: Profile::default(),
+                number: n,
+            })
+        };
         assert_eq!((at(4), at(1), at(0)), (Some(0), Some(1), Some(2)));
         assert_eq!((at(2), at(3), at(9)), (None, None, None));
         assert_eq!(served(&all).unwrap().version.number, 4);
@@ -89,7 +102,10 @@ mod tests {
 
     #[test]
     fn a_damaged_registry_does_not_loop() {
-        let all = [record(1, 2, 1, VersionState::Served), record(2, 1, 2, VersionState::Served)];
+        let all = [
+            record(1, 2, 1, VersionState::Served),
+            record(2, 1, 2, VersionState::Served),
+        ];
         assert_eq!(Chain::of(2, &all).head_steps(), 2);
     }
 
@@ -97,7 +113,13 @@ mod tests {
     fn only_a_candidate_on_top_of_what_is_served_is_unfinished() {
         let served = record(1, 0, 1, VersionState::Served);
         let on_top = record(2, 1, 2, VersionState::Candidate);
-        assert_eq!(unfinished(&[served.clone(), on_top.clone()]).unwrap().version.number, 2);
+        assert_eq!(
+            unfinished(&[served.clone(), on_top.clone()])
+                .unwrap()
+                .version
+                .number,
+            2
+        );
         assert!(unfinished(&[record(1, 0, 1, VersionState::RolledBack), on_top]).is_none());
         assert!(unfinished(&[served]).is_none());
         assert!(unfinished(&[]).is_none());

@@ -31,7 +31,10 @@ impl Publisher<'_> {
             .clone()
             .unwrap_or_else(|| checkpoint_name(&record.version));
         let dir: PathBuf = self.config.data_dir.join(name);
-        Ok(block_on(self.engine.load(record.version.clone(), Weights::Adapter(dir)))?)
+        Ok(block_on(
+            self.engine
+                .load(record.version.clone(), Weights::Adapter(dir)),
+        )?)
     }
 
     /// Publishes a candidate: loads it, takes the receipt and serves it, or rejects it with the reason. `Ok(false)` = rejected:
@@ -45,7 +48,11 @@ impl Publisher<'_> {
         let engine_canary = self.engine_canary(&record.version)?;
         let learner_canary = self.learner_canary(&record.version, learner)?;
         let gap = mean_gap(&engine_canary, &learner_canary);
-        let receipt = Some(Receipt { weights_hash, engine_canary, learner_canary });
+        let receipt = Some(Receipt {
+            weights_hash,
+            engine_canary,
+            learner_canary,
+        });
         let version = record.version.clone();
         if gap > self.config.canary_tolerance || !gap.is_finite() {
             let why = format!(
@@ -53,12 +60,20 @@ impl Publisher<'_> {
             );
             tracing::error!(%version, "{why}");
             self.engine.unload(&version);
-            self.append(Event::Version { version, state: VersionState::Rejected(why), receipt })?;
+            self.append(Event::Version {
+                version,
+                state: VersionState::Rejected(why),
+                receipt,
+            })?;
             return Ok(false);
         }
         // Recorded first: after a crash in between, the version is served at start.
         let state = VersionState::Served;
-        self.append(Event::Version { version: version.clone(), state, receipt })?;
+        self.append(Event::Version {
+            version: version.clone(),
+            state,
+            receipt,
+        })?;
         self.engine.serve(&version)?;
         tracing::info!(%version, canary_gap = gap, "serving");
         Ok(true)
@@ -69,8 +84,13 @@ impl Publisher<'_> {
     }
 
     fn engine_canary(&self, version: &PolicyVersion) -> Result<Vec<f32>, TrainError> {
-        let prompt = Prompt { tokens: self.config.canary.clone() };
-        let want = Want { priority: Priority::Train, ..Want::default() };
+        let prompt = Prompt {
+            tokens: self.config.canary.clone(),
+        };
+        let want = Want {
+            priority: Priority::Train,
+            ..Want::default()
+        };
         let policy = PolicyRef::Version(version.clone());
         Ok(block_on(self.engine.score(policy, prompt, 1, want))?.logprobs)
     }
@@ -88,9 +108,16 @@ impl Publisher<'_> {
             advantages: vec![0.0; n],
         };
         let sample = Sample::new(tokens, 1, columns, 1.0, version.clone())?;
-        let want = Want { priority: Priority::Train, ..Want::default() };
+        let want = Want {
+            priority: Priority::Train,
+            ..Want::default()
+        };
         let scored = learner.forward(std::slice::from_ref(&sample), want)?;
-        Ok(scored.into_iter().next().map(|s| s.logprobs).unwrap_or_default())
+        Ok(scored
+            .into_iter()
+            .next()
+            .map(|s| s.logprobs)
+            .unwrap_or_default())
     }
 }
 

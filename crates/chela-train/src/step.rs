@@ -49,12 +49,18 @@ pub fn run(
             Ok((d_logprobs, one)) => {
                 stats.add(&one);
                 logprobs[index].clone_from(&scored.logprobs);
-                TokenLoss { d_logprobs, ..TokenLoss::default() }
+                TokenLoss {
+                    d_logprobs,
+                    ..TokenLoss::default()
+                }
             }
             Err(error) => {
                 failed.get_or_insert(error);
                 // The optimizer refuses a gradient that is not finite, so the step cannot go through half-made.
-                TokenLoss { d_logprobs: vec![f32::NAN; sample.len()], ..TokenLoss::default() }
+                TokenLoss {
+                    d_logprobs: vec![f32::NAN; sample.len()],
+                    ..TokenLoss::default()
+                }
             }
         }
     };
@@ -65,7 +71,11 @@ pub fn run(
     {
         return Err(error.into());
     }
-    Ok(StepOutcome { report, stats, logprobs })
+    Ok(StepOutcome {
+        report,
+        stats,
+        logprobs,
+    })
 }
 
 /// Mean k1 per token to the base model on at most `config.kl_tokens` reply tokens of the batch; `None` when off.
@@ -80,7 +90,9 @@ pub fn kl_to_base(
         if tokens >= config.kl_tokens {
             break;
         }
-        let prompt = Prompt { tokens: sample.tokens().to_vec() };
+        let prompt = Prompt {
+            tokens: sample.tokens().to_vec(),
+        };
         let want = Want {
             temperature: sample.temperature(),
             priority: Priority::Train,

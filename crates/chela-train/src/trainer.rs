@@ -65,7 +65,14 @@ impl Trainer {
         config: TrainConfig,
         clock: Arc<dyn Fn() -> Millis + Send + Sync>,
     ) -> Self {
-        Self { store, engine, learners, config, clock, open: HashMap::new() }
+        Self {
+            store,
+            engine,
+            learners,
+            config,
+            clock,
+            open: HashMap::new(),
+        }
     }
 
     /// Serves again what was served when the process ended, and deletes folders of steps that were never committed. Before
@@ -75,7 +82,11 @@ impl Trainer {
         engine: &dyn PolicyEngine,
         config: &TrainConfig,
     ) -> Result<(), TrainError> {
-        let publisher = Publisher { engine, store, config };
+        let publisher = Publisher {
+            engine,
+            store,
+            config,
+        };
         let mut named = HashSet::new();
         for profile in store.profiles()? {
             let versions = store.versions(&profile)?;
@@ -133,7 +144,11 @@ impl Trainer {
         let head = chain::served(&versions).cloned();
         let number = head.as_ref().map_or(0, |v| v.version.number);
         let chain = Chain::of(number, &versions);
-        if self.config.max_steps.is_some_and(|most| chain.head_steps() >= most) {
+        if self
+            .config
+            .max_steps
+            .is_some_and(|most| chain.head_steps() >= most)
+        {
             return Ok(Progress::Idle);
         }
         let pending = self.store.pending(profile)?;
@@ -143,7 +158,11 @@ impl Trainer {
             return Ok(Progress::Idle);
         }
         let leased = block_on(self.store.lease(selection.batch.clone()))?;
-        let parent = Parent { number, steps: chain.head_steps(), record: head };
+        let parent = Parent {
+            number,
+            steps: chain.head_steps(),
+            record: head,
+        };
         match self.step(profile, &parent, &versions, &leased) {
             Ok(Made::Nothing(progress)) => Ok(progress),
             // Committed: from here on the version is a candidate, whatever happens to its publish.
@@ -164,7 +183,10 @@ impl Trainer {
         }
         let events: Vec<Event> = by_reason
             .into_iter()
-            .map(|(why, samples)| Event::Dropped { samples, why: why.to_owned() })
+            .map(|(why, samples)| Event::Dropped {
+                samples,
+                why: why.to_owned(),
+            })
             .collect();
         if !events.is_empty() {
             block_on(self.store.append(events))?;
@@ -182,9 +204,14 @@ impl Trainer {
         let mut baseline = parent.baseline();
         let prepared = batch::prepare(leased, &self.config, &baseline)?;
         let number = versions.iter().map(|v| v.version.number).max().unwrap_or(0) + 1;
-        let version = PolicyVersion { profile: profile.clone(), number };
+        let version = PolicyVersion {
+            profile: profile.clone(),
+            number,
+        };
         if prepared.samples.is_empty() {
-            return self.nothing_learnt(profile, leased, &prepared).map(Made::Nothing);
+            return self
+                .nothing_learnt(profile, leased, &prepared)
+                .map(Made::Nothing);
         }
         let started = std::time::Instant::now();
         let checkpoint = self.config.data_dir.join(checkpoint_name(&version));
@@ -210,8 +237,10 @@ impl Trainer {
             metrics: metrics(&prepared, &outcome, &baseline, kl, seconds),
             created: (self.clock)(),
         };
-        let commit =
-            StepCommit { version: record.clone(), dropped: prepared.left_out.clone() };
+        let commit = StepCommit {
+            version: record.clone(),
+            dropped: prepared.left_out.clone(),
+        };
         block_on(self.store.commit_step(commit))?;
         if let Some(open) = self.open.get_mut(profile) {
             open.at = number;
@@ -236,19 +265,29 @@ impl Trainer {
         if chain::served(&now).map_or(0, |v| v.version.number) != record.parent {
             let why = "another version was put in its parent's place during the step".to_owned();
             let (version, state) = (record.version.clone(), VersionState::Rejected(why));
-            block_on(self.store.append(vec![Event::Version { version, state, receipt: None }]))?;
+            block_on(self.store.append(vec![Event::Version {
+                version,
+                state,
+                receipt: None,
+            }]))?;
             self.open.remove(&profile);
             return Ok(Progress::Rejected(record.version));
         }
-        let publisher =
-            Publisher { engine: &*self.engine, store: &*self.store, config: &self.config };
+        let publisher = Publisher {
+            engine: &*self.engine,
+            store: &*self.store,
+            config: &self.config,
+        };
         if !publisher.publish(&record, &mut *open.learner)? {
             // The learner must not go on from weights that were rejected.
             self.open.remove(&profile);
             return Ok(Progress::Rejected(record.version));
         }
         let versions = self.store.versions(&profile)?;
-        let keep = self.config.resident.max(self.config.max_staleness as usize + 1);
+        let keep = self
+            .config
+            .resident
+            .max(self.config.max_staleness as usize + 1);
         for old in versions.iter().rev().skip(keep + 1) {
             self.engine.unload(&old.version);
         }
@@ -261,7 +300,11 @@ impl Trainer {
         profile: &Profile,
         parent: &Parent,
     ) -> Result<&mut dyn Learner, TrainError> {
-        if self.open.get(profile).is_some_and(|o| o.at != parent.number) {
+        if self
+            .open
+            .get(profile)
+            .is_some_and(|o| o.at != parent.number)
+        {
             self.open.remove(profile);
         }
         if !self.open.contains_key(profile) {
@@ -269,8 +312,16 @@ impl Trainer {
                 self.open.clear();
             }
             let from = parent.checkpoint(&self.config.data_dir);
-            let learner = self.learners.open(profile, &self.config.adapter, from.as_ref())?;
-            self.open.insert(profile.clone(), Open { learner, at: parent.number });
+            let learner = self
+                .learners
+                .open(profile, &self.config.adapter, from.as_ref())?;
+            self.open.insert(
+                profile.clone(),
+                Open {
+                    learner,
+                    at: parent.number,
+                },
+            );
         }
         match self.open.get_mut(profile) {
             Some(open) => Ok(&mut *open.learner),
@@ -286,7 +337,10 @@ impl Trainer {
         prepared: &Prepared,
     ) -> Result<Progress, TrainError> {
         tracing::warn!(%profile, samples = leased.len(), "a whole batch held nothing to learn from");
-        let why = prepared.left_out.first().map_or("nothing to learn from", |(_, w)| w.as_str());
+        let why = prepared
+            .left_out
+            .first()
+            .map_or("nothing to learn from", |(_, w)| w.as_str());
         self.give_up(leased, why)?;
         Ok(Progress::Idle)
     }
@@ -304,7 +358,10 @@ impl Trainer {
     fn give_up(&self, leased: &[LeasedSample], why: &str) -> Result<(), TrainError> {
         let samples: Vec<SampleId> = leased.iter().map(|l| l.id).collect();
         block_on(self.store.release(samples.clone()))?;
-        block_on(self.store.append(vec![Event::Dropped { samples, why: why.to_owned() }]))?;
+        block_on(self.store.append(vec![Event::Dropped {
+            samples,
+            why: why.to_owned(),
+        }]))?;
         Ok(())
     }
 }
@@ -328,15 +385,25 @@ impl Parent {
     fn baseline(&self) -> Baseline {
         let metric = |name: &str| {
             let metrics = self.record.iter().flat_map(|r| &r.metrics);
-            metrics.filter(|(n, _)| n == name).map(|(_, v)| *v).next_back().unwrap_or(0.0)
+            metrics
+                .filter(|(n, _)| n == name)
+                .map(|(_, v)| *v)
+                .next_back()
+                .unwrap_or(0.0)
         };
-        Baseline { mean: metric("baseline"), count: metric("baseline_count") }
+        Baseline {
+            mean: metric("baseline"),
+            count: metric("baseline_count"),
+        }
     }
 
     fn checkpoint(&self, data_dir: &Path) -> Option<Checkpoint> {
         let record = self.record.as_ref()?;
         let name = record.checkpoint.as_ref()?;
-        Some(Checkpoint { dir: data_dir.join(name), step: record.steps })
+        Some(Checkpoint {
+            dir: data_dir.join(name),
+            step: record.steps,
+        })
     }
 }
 
@@ -369,11 +436,15 @@ fn metrics(
         ("seconds", seconds),
     ];
     all.extend(kl.map(|kl| ("kl_to_base", kl)));
-    all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    all.into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
 }
 
 fn create_parent(dir: &Path) -> Result<(), TrainError> {
-    let Some(parent) = dir.parent() else { return Ok(()) };
+    let Some(parent) = dir.parent() else {
+        return Ok(());
+    };
     std::fs::create_dir_all(parent).map_err(|error| TrainError::Io {
         what: "cannot create",
         path: parent.display().to_string(),

@@ -65,7 +65,10 @@ impl DataFolder {
                 path.display()
             );
         }
-        Ok(Self { path: path.to_path_buf(), _lock: lock })
+        Ok(Self {
+            path: path.to_path_buf(),
+            _lock: lock,
+        })
     }
 
     /// Where it is.
@@ -75,7 +78,10 @@ impl DataFolder {
 
     /// Leaves word where the server listens.
     pub fn announce(&self, address: &str) -> Result<()> {
-        let note = ServerNote { pid: std::process::id(), address: address.to_owned() };
+        let note = ServerNote {
+            pid: std::process::id(),
+            address: address.to_owned(),
+        };
         crate::keys::write_private(
             &self.path.join("server.json"),
             serde_json::to_string(&note)?.as_bytes(),

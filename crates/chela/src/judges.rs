@@ -16,7 +16,12 @@ pub fn build(
     engine: &Arc<dyn PolicyEngine>,
     chat: &Arc<Chat>,
 ) -> Result<Vec<Arc<dyn Judge>>> {
-    config.judge.kinds.iter().map(|kind| one(*kind, config, engine, chat)).collect()
+    config
+        .judge
+        .kinds
+        .iter()
+        .map(|kind| one(*kind, config, engine, chat))
+        .collect()
 }
 
 /// The rules, checked.
@@ -27,7 +32,10 @@ pub fn rules(entries: &[RuleEntry]) -> Result<RulesJudge> {
             let role = match entry.role.as_str() {
                 "user" => RuleRole::User,
                 "tool" => RuleRole::Tool,
-                other => bail!("judge.rules: rule {:?}: role {other:?}: use user or tool", entry.name),
+                other => bail!(
+                    "judge.rules: rule {:?}: role {other:?}: use user or tool",
+                    entry.name
+                ),
             };
             Ok(Rule {
                 name: entry.name.clone(),
@@ -50,8 +58,16 @@ fn one(
     let judge = &config.judge;
     let timeout = Duration::from_secs(judge.timeout);
     let votes = |defaults: ModelJudgeConfig| ModelJudgeConfig {
-        votes: if judge.votes == 0 { defaults.votes } else { judge.votes },
-        max_tokens: if judge.max_tokens == 0 { defaults.max_tokens } else { judge.max_tokens },
+        votes: if judge.votes == 0 {
+            defaults.votes
+        } else {
+            judge.votes
+        },
+        max_tokens: if judge.max_tokens == 0 {
+            defaults.max_tokens
+        } else {
+            judge.max_tokens
+        },
         temperature: judge.temperature as f32,
         vote_timeout: timeout,
         ..defaults
@@ -60,14 +76,24 @@ fn one(
         JudgeKind::Rules => Arc::new(rules(&judge.rules)?),
         JudgeKind::Own => {
             let model = Arc::new(EngineTextModel::new(engine.clone(), chat.clone()));
-            Arc::new(ModelJudge::new("self", model, votes(ModelJudgeConfig::own())))
+            Arc::new(ModelJudge::new(
+                "self",
+                model,
+                votes(ModelJudgeConfig::own()),
+            ))
         }
         JudgeKind::Openai => {
-            let key = std::env::var(&judge.openai_key_variable).ok().filter(|k| !k.is_empty());
+            let key = std::env::var(&judge.openai_key_variable)
+                .ok()
+                .filter(|k| !k.is_empty());
             let model =
                 OpenAiTextModel::new(&judge.openai_url, key, judge.openai_model.clone(), timeout)
                     .map_err(|e| anyhow::anyhow!("judge.openai_url: {e}"))?;
-            Arc::new(ModelJudge::new("openai", Arc::new(model), votes(ModelJudgeConfig::default())))
+            Arc::new(ModelJudge::new(
+                "openai",
+                Arc::new(model),
+                votes(ModelJudgeConfig::default()),
+            ))
         }
         JudgeKind::Command => Arc::new(CommandJudge::new(judge.command.clone(), timeout)),
     })

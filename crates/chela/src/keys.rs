@@ -35,7 +35,10 @@ pub struct KeyFile {
 impl KeyFile {
     /// The two files of that folder.
     pub fn of(data_dir: &Path) -> Self {
-        Self { keys: data_dir.join("keys.json"), admin: data_dir.join("admin.key") }
+        Self {
+            keys: data_dir.join("keys.json"),
+            admin: data_dir.join("admin.key"),
+        }
     }
 
     /// The admin key, made at the first call.
@@ -159,7 +162,12 @@ impl Keys {
     /// Reads the files. `required` = `server.auth = "keys"`.
     pub fn open(file: KeyFile, required: bool, store: Arc<dyn TrajectoryStore>) -> Result<Self> {
         let known = read(&file)?;
-        Ok(Self { file, required, store, known: Mutex::new(known) })
+        Ok(Self {
+            file,
+            required,
+            store,
+            known: Mutex::new(known),
+        })
     }
 
     fn lookup(&self, wanted: &str) -> Result<Option<(Profile, Scope)>> {
@@ -184,7 +192,11 @@ impl Keys {
 
 fn read(file: &KeyFile) -> Result<Known> {
     let admin = file.admin()?;
-    Ok(Known { stamp: file.changed(), keys: file.list()?, admin_hash: hash(&admin) })
+    Ok(Known {
+        stamp: file.changed(),
+        keys: file.list()?,
+        admin_hash: hash(&admin),
+    })
 }
 
 fn equal(a: &str, b: &str) -> bool {
@@ -193,8 +205,11 @@ fn equal(a: &str, b: &str) -> bool {
 
 impl Gatekeeper for Keys {
     fn identify(&self, key: Option<&str>) -> Result<Caller, Refusal> {
-        let anyone =
-            Caller { profile: Profile::default(), scope: Scope::Chat, session: None };
+        let anyone = Caller {
+            profile: Profile::default(),
+            scope: Scope::Chat,
+            session: None,
+        };
         let Some(key) = key else {
             return if self.required {
                 Err(Refusal::Unauthenticated(
@@ -205,10 +220,15 @@ impl Gatekeeper for Keys {
             };
         };
         let wanted = hash(key);
-        let known =
-            self.lookup(&wanted).map_err(|e| Refusal::Internal(format!("keys: {e:#}")))?;
+        let known = self
+            .lookup(&wanted)
+            .map_err(|e| Refusal::Internal(format!("keys: {e:#}")))?;
         if let Some((profile, scope)) = known {
-            return Ok(Caller { profile, scope, session: None });
+            return Ok(Caller {
+                profile,
+                scope,
+                session: None,
+            });
         }
         if let Some(session) = self.store.session_by_key(&wanted)? {
             return Ok(Caller {
@@ -218,7 +238,9 @@ impl Gatekeeper for Keys {
             });
         }
         if self.required {
-            return Err(Refusal::Unauthenticated("this key is not known here".to_owned()));
+            return Err(Refusal::Unauthenticated(
+                "this key is not known here".to_owned(),
+            ));
         }
         Ok(anyone)
     }
@@ -259,7 +281,10 @@ mod tests {
         let gate = keys(dir.path(), false);
         for key in [None, Some("anything")] {
             let caller = gate.identify(key).unwrap();
-            assert_eq!((caller.scope, caller.profile.as_str()), (Scope::Chat, "default"));
+            assert_eq!(
+                (caller.scope, caller.profile.as_str()),
+                (Scope::Chat, "default")
+            );
         }
         let admin = KeyFile::of(dir.path()).admin().unwrap();
         assert_eq!(gate.identify(Some(&admin)).unwrap().scope, Scope::Admin);
@@ -274,7 +299,10 @@ mod tests {
         file.admin().unwrap();
         file.create(&Profile::default(), Scope::Chat).unwrap();
         for name in ["admin.key", "keys.json"] {
-            let mode = std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+            let mode = std::fs::metadata(dir.path().join(name))
+                .unwrap()
+                .permissions()
+                .mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
     }

@@ -41,14 +41,19 @@ impl std::error::Error for Usage {}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let output = Output { json: cli.common.json };
+    let output = Output {
+        json: cli.common.json,
+    };
     start_log(&cli.common.log_format);
     match run(cli, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let early = error.downcast_ref::<Usage>().is_some();
             // The chain without the marker, on one line.
-            let chain = error.chain().filter(|e| !e.is::<Usage>()).map(|e| one_line(&e.to_string()));
+            let chain = error
+                .chain()
+                .filter(|e| !e.is::<Usage>())
+                .map(|e| one_line(&e.to_string()));
             output.note(&format!("chela: {}", chain.collect::<Vec<_>>().join(": ")));
             ExitCode::from(if early { 2 } else { 1 })
         }
@@ -62,9 +67,14 @@ fn one_line(text: &str) -> String {
 fn start_log(format: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("RUST_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,chela=info"));
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if format == "json" { builder.json().init() } else { builder.with_target(false).init() }
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    if format == "json" {
+        builder.json().init()
+    } else {
+        builder.with_target(false).init()
+    }
 }
 
 fn run(cli: Cli, output: &Output) -> Result<()> {
@@ -84,7 +94,9 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
         Command::Demo(args) => commands::demo::run(config, named.as_deref(), &args, output),
         Command::Bench => commands::bench::run(&config, output),
         Command::Key { action } => commands::key::run(&data_dir, &action, output),
-        Command::Config { action: ConfigAction::Show } => show(&layers, output),
+        Command::Config {
+            action: ConfigAction::Show,
+        } => show(&layers, output),
         Command::Doctor => commands::doctor::run(&config, &data_dir, output),
         command => {
             let remote = commands::remote::Remote::find(&data_dir)?;
@@ -121,8 +133,9 @@ fn flags(common: &Common, serve: &ServeArgs) -> Result<Vec<(&'static str, Value)
         all.push(("learning.on", Value::Boolean(learn == "on")));
     }
     for pair in &common.set {
-        let (key, value) =
-            pair.split_once('=').with_context(|| format!("--set {pair}: write KEY=VALUE"))?;
+        let (key, value) = pair
+            .split_once('=')
+            .with_context(|| format!("--set {pair}: write KEY=VALUE"))?;
         all.push((config::known_key(key)?, config::parse_flag(key, value)?));
     }
     Ok(all)

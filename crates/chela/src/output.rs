@@ -26,7 +26,11 @@ impl Output {
 
     /// Where tables go: stdout for people, stderr when stdout is for a script.
     pub fn table(&self) -> Box<dyn Write + Send> {
-        if self.json { Box::new(std::io::stderr()) } else { Box::new(std::io::stdout()) }
+        if self.json {
+            Box::new(std::io::stderr())
+        } else {
+            Box::new(std::io::stdout())
+        }
     }
 }
 

@@ -59,7 +59,9 @@ pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
     };
     let engine = LocalEngine::open(&model, options)?;
     if engine.info().tokenizer_hash != chat.tokenizer_hash() {
-        bail!("engine and chat template read different tokenizers; the model's files do not belong together");
+        bail!(
+            "engine and chat template read different tokenizers; the model's files do not belong together"
+        );
     }
     Ok(Loaded { engine, chat })
 }
@@ -68,7 +70,9 @@ pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
 fn default_cache_bytes() -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<usize>().ok());
+    let kib = line
+        .and_then(|l| l.split_whitespace().next())
+        .and_then(|n| n.parse::<usize>().ok());
     kib.map_or(1 << 30, |kib| kib * 1024 / 4)
 }
 
@@ -101,7 +105,9 @@ pub fn bind(config: &Config) -> Result<TcpListener> {
     let listener = TcpListener::bind((host, port)).with_context(|| {
         format!("cannot listen on {host}:{port}; if the port is in use, choose another with --port")
     })?;
-    listener.set_nonblocking(true).context("the listening socket")?;
+    listener
+        .set_nonblocking(true)
+        .context("the listening socket")?;
     Ok(listener)
 }
 
@@ -161,7 +167,11 @@ pub fn start(
         let mut trainer = Trainer::new(store, engine, learners, train, clock);
         let flag = stop_training.clone();
         let thread = std::thread::Builder::new().name("chela-train".to_owned());
-        Some(thread.spawn(move || trainer.run(&flag)).context("cannot start the trainer")?)
+        Some(
+            thread
+                .spawn(move || trainer.run(&flag))
+                .context("cannot start the trainer")?,
+        )
     } else {
         None
     };
@@ -197,7 +207,9 @@ impl Running {
     /// Blocks until the server has ended by itself, which it does only on failure; false when `patience` passed first.
     pub fn failed_within(&mut self, patience: Duration) -> bool {
         std::thread::sleep(patience);
-        self.served.as_ref().is_some_and(tokio::task::JoinHandle::is_finished)
+        self.served
+            .as_ref()
+            .is_some_and(tokio::task::JoinHandle::is_finished)
     }
 
     /// Finishes running replies, judging and the step under way, flushes, and ends.
@@ -208,7 +220,9 @@ impl Running {
     fn end(&mut self) -> Result<()> {
         self.stop.send_replace(true);
         self.stop_training.store(true, Ordering::Relaxed);
-        let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        let Some(runtime) = self.runtime.take() else {
+            return Ok(());
+        };
         let served = self.served.take();
         let judging = self.judging.take();
         let outcome = runtime.block_on(async {

@@ -14,7 +14,10 @@ pub fn open(files: &ModelFiles) -> Arc<LocalEngine> {
 }
 
 pub fn options() -> EngineOptions {
-    EngineOptions { threads: 2, ..EngineOptions::default() }
+    EngineOptions {
+        threads: 2,
+        ..EngineOptions::default()
+    }
 }
 
 /// A golden checkpoint beside a tokenizer (which these weights have none of and no test here reads).
@@ -50,7 +53,10 @@ pub fn tiny_files(dir: &Path, seed: u64) -> ModelFiles {
 }
 
 pub fn version(number: u64) -> PolicyVersion {
-    PolicyVersion { profile: Profile::default(), number }
+    PolicyVersion {
+        profile: Profile::default(),
+        number,
+    }
 }
 
 pub fn score(
@@ -59,7 +65,9 @@ pub fn score(
     tokens: &[u32],
     from: usize,
 ) -> Result<Scored, EngineError> {
-    let prompt = Prompt { tokens: tokens.to_vec() };
+    let prompt = Prompt {
+        tokens: tokens.to_vec(),
+    };
     block_on(engine.score(policy, prompt, from, Want::default()))
 }
 
@@ -69,7 +77,9 @@ pub fn sample(
     tokens: &[u32],
     params: SamplingParams,
 ) -> Vec<SampledToken> {
-    let prompt = Prompt { tokens: tokens.to_vec() };
+    let prompt = Prompt {
+        tokens: tokens.to_vec(),
+    };
     collect(engine.sample(policy, prompt, params).unwrap())
 }
 
@@ -84,7 +94,11 @@ pub fn collect(stream: chela_core::Sampling) -> Vec<SampledToken> {
 }
 
 pub fn greedy(most: usize) -> SamplingParams {
-    SamplingParams { temperature: 0.0, max_tokens: most, ..SamplingParams::default() }
+    SamplingParams {
+        temperature: 0.0,
+        max_tokens: most,
+        ..SamplingParams::default()
+    }
 }
 
 pub fn ids(tokens: &[SampledToken]) -> Vec<u32> {

@@ -13,8 +13,14 @@ use std::{
     sync::Arc,
 };
 
-const NAMES: [&str; 6] =
-    ["llama-tied", "llama-rope3", "qwen2-tied", "qwen2-untied", "qwen3-tied", "qwen3-untied"];
+const NAMES: [&str; 6] = [
+    "llama-tied",
+    "llama-rope3",
+    "qwen2-tied",
+    "qwen2-untied",
+    "qwen3-tied",
+    "qwen3-untied",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/tiny")
@@ -30,11 +36,21 @@ fn golden(name: &str) -> Value {
 }
 
 pub fn numbers(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_f64().unwrap() as f32)
+        .collect()
 }
 
 pub fn token_ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_u64().unwrap() as u32)
+        .collect()
 }
 
 /// The parity the project promises: 1e-4 mean, 1e-3 at most.
@@ -43,7 +59,10 @@ pub fn close(name: &str, got: &[f32], want: &[f32]) {
     let gaps: Vec<f32> = got.iter().zip(want).map(|(a, b)| (a - b).abs()).collect();
     let most = gaps.iter().fold(0.0f32, |a, b| a.max(*b));
     let mean = gaps.iter().sum::<f32>() / gaps.len() as f32;
-    assert!(most <= 1e-3 && mean <= 1e-4, "{name}: mean {mean}, most {most}");
+    assert!(
+        most <= 1e-3 && mean <= 1e-4,
+        "{name}: mean {mean}, most {most}"
+    );
 }
 
 #[test]
@@ -70,7 +89,10 @@ fn the_likeliest_tokens_equal_transformers() {
         let mut tokens = token_ids(&text["ids"]);
         tokens.push(0); // the position after the text is scored
         let from = tokens.len() - 1;
-        let want = Want { top_k: 5, ..Want::default() };
+        let want = Want {
+            top_k: 5,
+            ..Want::default()
+        };
         let scored = block_on(engine.score(PolicyRef::Base, Prompt { tokens }, from, want));
         let (top, logprobs) = scored.unwrap().top.unwrap();
         assert_eq!(top, token_ids(&text["top5"]["ids"]), "{name}");
@@ -106,11 +128,19 @@ fn relative(got: &[f32], want: &[f32]) -> f64 {
 }
 
 fn check_gradients(name: &str, activation_bytes: usize) {
-    let options = EngineOptions { activation_bytes, ..options() };
+    let options = EngineOptions {
+        activation_bytes,
+        ..options()
+    };
     let engine = LocalEngine::open(&golden_model(&root().join(name)), options).unwrap();
     let golden = golden(name);
-    let from = Checkpoint { dir: root().join(name).join("adapter"), step: 0 };
-    let mut learner = engine.learner(&AdapterSpec::default(), Some(&from)).unwrap();
+    let from = Checkpoint {
+        dir: root().join(name).join("adapter"),
+        step: 0,
+    };
+    let mut learner = engine
+        .learner(&AdapterSpec::default(), Some(&from))
+        .unwrap();
     let advantages = numbers(&golden["advantages"]);
     let sample = rewarded(&token_ids(&golden["texts"][1]["ids"]), &advantages);
     let n = advantages.len() as f32;
@@ -122,7 +152,13 @@ fn check_gradients(name: &str, activation_bytes: usize) {
         let mut loss = 0.0;
         learner
             .forward_backward(std::slice::from_ref(&sample), &mut |_, s, scored| {
-                loss = scored.logprobs.iter().zip(s.advantages()).map(|(l, a)| -l * a).sum::<f32>() / n;
+                loss = scored
+                    .logprobs
+                    .iter()
+                    .zip(s.advantages())
+                    .map(|(l, a)| -l * a)
+                    .sum::<f32>()
+                    / n;
                 TokenLoss {
                     d_logprobs: s.advantages().iter().map(|a| -a / n).collect(),
                     ..TokenLoss::default()
@@ -152,12 +188,18 @@ fn check_gradients(name: &str, activation_bytes: usize) {
                 }
             }
         }
-        let report = learner.optim_step(&OptimParams { clip: 0.0, ..OptimParams::default() });
+        let report = learner.optim_step(&OptimParams {
+            clip: 0.0,
+            ..OptimParams::default()
+        });
         let report = report.unwrap();
         assert!(!report.skipped);
         if step == 0 {
             let want = golden["lora_gradient_norm"].as_f64().unwrap();
-            assert!((f64::from(report.grad_norm) / want - 1.0).abs() < 1e-4, "{name}");
+            assert!(
+                (f64::from(report.grad_norm) / want - 1.0).abs() < 1e-4,
+                "{name}"
+            );
         }
     }
     // Losses after one and two optimizer steps agree only if AdamW does.
@@ -168,7 +210,9 @@ fn check_gradients(name: &str, activation_bytes: usize) {
 
 #[test]
 fn lora_gradients_and_steps_equal_peft() {
-    NAMES.iter().for_each(|name| check_gradients(name, usize::MAX));
+    NAMES
+        .iter()
+        .for_each(|name| check_gradients(name, usize::MAX));
 }
 
 #[test]

@@ -10,7 +10,11 @@ use chela_kernels::Cpu;
 use futures_executor::block_on;
 
 fn spec() -> AdapterSpec {
-    AdapterSpec { rank: 4, alpha: 8.0, ..AdapterSpec::default() }
+    AdapterSpec {
+        rank: 4,
+        alpha: 8.0,
+        ..AdapterSpec::default()
+    }
 }
 
 fn policy_gradient(_: usize, sample: &Sample, _: &Scored) -> TokenLoss {
@@ -23,8 +27,15 @@ fn policy_gradient(_: usize, sample: &Sample, _: &Scored) -> TokenLoss {
 
 fn steps(learner: &mut LocalLearner<Cpu>, batch: &[Sample], n: usize, lr: f32) {
     for _ in 0..n {
-        learner.forward_backward(batch, &mut policy_gradient).unwrap();
-        let report = learner.optim_step(&OptimParams { lr, ..OptimParams::default() }).unwrap();
+        learner
+            .forward_backward(batch, &mut policy_gradient)
+            .unwrap();
+        let report = learner
+            .optim_step(&OptimParams {
+                lr,
+                ..OptimParams::default()
+            })
+            .unwrap();
         assert!(!report.skipped);
     }
 }
@@ -66,11 +77,22 @@ fn derivative_of_a_step_by_finite_differences() {
     let engine = tiny(2);
     let tokens: Vec<u32> = (30..50).collect();
     let named = Candidates::new((0..30).map(|i| (i * 7) % 200).collect(), 3).unwrap();
-    let base = rewarded(&tokens, &[0.5; 10]).with_candidates(named).unwrap();
+    let base = rewarded(&tokens, &[0.5; 10])
+        .with_candidates(named)
+        .unwrap();
     let weight = |i: usize| ((i * 37 % 11) as f32 - 5.0) / 10.0;
     let loss = |scored: &Scored| -> f64 {
-        let logprobs = scored.logprobs.iter().enumerate().map(|(i, l)| f64::from(weight(i) * l));
-        let entropy = scored.entropy.as_ref().unwrap().iter().map(|e| f64::from(0.3 * e));
+        let logprobs = scored
+            .logprobs
+            .iter()
+            .enumerate()
+            .map(|(i, l)| f64::from(weight(i) * l));
+        let entropy = scored
+            .entropy
+            .as_ref()
+            .unwrap()
+            .iter()
+            .map(|e| f64::from(0.3 * e));
         logprobs.sum::<f64>() + entropy.sum::<f64>()
     };
     let mut derivative = |_: usize, s: &Sample, _: &Scored| TokenLoss {
@@ -81,7 +103,10 @@ fn derivative_of_a_step_by_finite_differences() {
     let mut learner = learner(&engine);
     steps(&mut learner, &[rewarded(&tokens, &[1.0; 10])], 2, 5e-2); // leave B = 0
     let batch = [base];
-    let want = || Want { entropy: true, ..Want::default() };
+    let want = || Want {
+        entropy: true,
+        ..Want::default()
+    };
     let here = loss(&learner.forward(&batch, want()).unwrap()[0]);
     learner.forward_backward(&batch, &mut derivative).unwrap();
     let squared: f64 = learner
@@ -97,11 +122,17 @@ fn derivative_of_a_step_by_finite_differences() {
     let shifted = shift(&engine, &saved, &learner, step as f32, dir.path());
     let policy = PolicyRef::Version(version(2));
     block_on(engine.load(version(2), Weights::Adapter(shifted))).unwrap();
-    let want = Want { candidates: batch[0].candidates().cloned(), ..want() };
+    let want = Want {
+        candidates: batch[0].candidates().cloned(),
+        ..want()
+    };
     let prompt = chela_core::Prompt { tokens };
     let there = loss(&block_on(engine.score(policy, prompt, 10, want)).unwrap());
     let measured = (here - there) / step;
-    assert!((measured / squared - 1.0).abs() < 0.05, "{measured} {squared}");
+    assert!(
+        (measured / squared - 1.0).abs() < 0.05,
+        "{measured} {squared}"
+    );
 }
 
 /// The adapter of `saved` minus `step` times the learner's gradient, written as PEFT.
@@ -120,13 +151,27 @@ fn shift(
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut tensors = Vec::new();
     for (layer, module, a, b) in learner.gradients().unwrap() {
-        let block = if "qkvo".contains(&module[..1]) { "self_attn" } else { "mlp" };
+        let block = if "qkvo".contains(&module[..1]) {
+            "self_attn"
+        } else {
+            "mlp"
+        };
         for (which, gradient) in [("A", a), ("B", b)] {
-            let name = format!("base_model.model.model.layers.{layer}.{block}.{module}.lora_{which}.weight");
+            let name = format!(
+                "base_model.model.model.layers.{layer}.{block}.{module}.lora_{which}.weight"
+            );
             let tensor = file.tensor(&name).unwrap();
             let values = chela_engine::adapter::floats(&tensor).unwrap();
-            let moved: Vec<f32> = values.iter().zip(&gradient).map(|(v, g)| v - step * g).collect();
-            tensors.push((name, tensor.shape().to_vec(), chela_engine::adapter::bytes_of(&moved)));
+            let moved: Vec<f32> = values
+                .iter()
+                .zip(&gradient)
+                .map(|(v, g)| v - step * g)
+                .collect();
+            tensors.push((
+                name,
+                tensor.shape().to_vec(),
+                chela_engine::adapter::bytes_of(&moved),
+            ));
         }
     }
     chela_engine::adapter::write_tensors(&to.join("adapter_model.safetensors"), &tensors).unwrap();
@@ -136,28 +181,43 @@ fn shift(
 #[test]
 fn the_update_does_not_depend_on_split_or_order() {
     let engine = tiny(3);
-    let texts: Vec<Vec<u32>> =
-        (0..5u32).map(|i| (10 + i..20 + 4 * i).map(|t| (t * 3) % 250).collect()).collect();
+    let texts: Vec<Vec<u32>> = (0..5u32)
+        .map(|i| (10 + i..20 + 4 * i).map(|t| (t * 3) % 250).collect())
+        .collect();
     let batch: Vec<Sample> = texts
         .iter()
         .enumerate()
-        .map(|(i, t)| rewarded(t, &vec![0.3 * (i as f32 - 2.0); 5]))
+        .map(|(i, t)| rewarded(t, &[0.3 * (i as f32 - 2.0); 5]))
         .collect();
     let gradients = |order: &[&[usize]]| {
         let mut learner = learner(&engine);
         steps(&mut learner, &batch[..1], 1, 1e-2);
         for part in order {
             let part: Vec<Sample> = part.iter().map(|i| batch[*i].clone()).collect();
-            learner.forward_backward(&part, &mut policy_gradient).unwrap();
+            learner
+                .forward_backward(&part, &mut policy_gradient)
+                .unwrap();
         }
         let all = learner.gradients().unwrap();
-        all.into_iter().flat_map(|(_, _, a, b)| [a, b]).flatten().collect::<Vec<f32>>()
+        all.into_iter()
+            .flat_map(|(_, _, a, b)| [a, b])
+            .flatten()
+            .collect::<Vec<f32>>()
     };
     let whole = gradients(&[&[0, 1, 2, 3, 4]]);
     let norm = whole.iter().map(|g| g * g).sum::<f32>().sqrt();
-    for split in [&[&[0usize, 1][..], &[2, 3, 4]][..], &[&[4, 3, 2, 1, 0]], &[&[2], &[0, 4], &[1, 3]]] {
+    for split in [
+        &[&[0usize, 1][..], &[2, 3, 4]][..],
+        &[&[4, 3, 2, 1, 0]],
+        &[&[2], &[0, 4], &[1, 3]],
+    ] {
         let other = gradients(split);
-        let gap = whole.iter().zip(&other).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+        let gap = whole
+            .iter()
+            .zip(&other)
+            .map(|(a, b)| (a - b).powi(2))
+            .sum::<f32>()
+            .sqrt();
         assert!(gap < 1e-4 * norm, "{gap} of {norm}");
     }
 }
@@ -165,13 +225,19 @@ fn the_update_does_not_depend_on_split_or_order() {
 #[test]
 fn a_reopened_checkpoint_goes_on_bit_for_bit() {
     let engine = tiny(4);
-    let batch = [rewarded(&(20..44).collect::<Vec<u32>>(), &[1.0, -0.5, 0.25, 1.0])];
+    let batch = [rewarded(
+        &(20..44).collect::<Vec<u32>>(),
+        &[1.0, -0.5, 0.25, 1.0],
+    )];
     let mut first = learner(&engine);
     steps(&mut first, &batch, 3, 1e-2);
     let dir = tempfile::tempdir().unwrap();
     let saved = first.save(&dir.path().join("a/b")).unwrap();
     assert_eq!(saved.step, 3);
-    assert!(first.save(&dir.path().join("a/b")).is_err(), "never overwritten");
+    assert!(
+        first.save(&dir.path().join("a/b")).is_err(),
+        "never overwritten"
+    );
     let mut second = engine.learner(&spec(), Some(&saved)).unwrap();
     for _ in 0..3 {
         steps(&mut first, &batch, 1, 1e-2);
@@ -179,7 +245,11 @@ fn a_reopened_checkpoint_goes_on_bit_for_bit() {
     }
     let a = first.save(&dir.path().join("first")).unwrap();
     let b = second.save(&dir.path().join("second")).unwrap();
-    for file in ["adapter_model.safetensors", "optimizer.safetensors", "state.json"] {
+    for file in [
+        "adapter_model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ] {
         let read = |c: &Checkpoint| std::fs::read(c.dir.join(file)).unwrap();
         assert!(read(&a) == read(&b), "{file}");
     }
@@ -204,7 +274,11 @@ fn a_step_that_is_not_finite_changes_nothing() {
         assert!(report.skipped && report.step == 2);
     }
     let b = learner.save(&dir.path().join("b")).unwrap();
-    for file in ["adapter_model.safetensors", "optimizer.safetensors", "state.json"] {
+    for file in [
+        "adapter_model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ] {
         let read = |c: &Checkpoint| std::fs::read(c.dir.join(file)).unwrap();
         assert!(read(&a) == read(&b), "{file}");
     }

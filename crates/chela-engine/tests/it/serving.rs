@@ -10,11 +10,24 @@ use futures_executor::{block_on, block_on_stream};
 use std::path::Path;
 
 fn seeded(seed: u64, most: usize) -> SamplingParams {
-    SamplingParams { seed, max_tokens: most, temperature: 0.8, ..SamplingParams::default() }
+    SamplingParams {
+        seed,
+        max_tokens: most,
+        temperature: 0.8,
+        ..SamplingParams::default()
+    }
 }
 
 fn start(engine: &LocalEngine, tokens: &[u32], params: SamplingParams) -> Sampling {
-    engine.sample(PolicyRef::Base, Prompt { tokens: tokens.to_vec() }, params).unwrap()
+    engine
+        .sample(
+            PolicyRef::Base,
+            Prompt {
+                tokens: tokens.to_vec(),
+            },
+            params,
+        )
+        .unwrap()
 }
 
 /// An adapter that is far from the base, saved below `dir`.
@@ -28,7 +41,12 @@ fn moved(engine: &LocalEngine, dir: &Path, name: &str) -> Weights {
                 ..TokenLoss::default()
             })
             .unwrap();
-        learner.optim_step(&OptimParams { lr: 1e-2, ..OptimParams::default() }).unwrap();
+        learner
+            .optim_step(&OptimParams {
+                lr: 1e-2,
+                ..OptimParams::default()
+            })
+            .unwrap();
     }
     Weights::Adapter(learner.save(&dir.join(name)).unwrap().dir)
 }
@@ -41,12 +59,23 @@ fn a_seed_gives_the_same_reply_whatever_else_runs() {
     drop(engine);
     let engine = tiny(1);
     let others: Vec<Sampling> = (0..5)
-        .map(|i| start(&engine, &(50 + i..75 + 2 * i).collect::<Vec<u32>>(), seeded(u64::from(i), 60)))
+        .map(|i| {
+            start(
+                &engine,
+                &(50 + i..75 + 2 * i).collect::<Vec<u32>>(),
+                seeded(u64::from(i), 60),
+            )
+        })
         .collect();
     let among = start(&engine, &prompt, seeded(7, 40));
     assert_eq!(collect(among), alone);
-    others.into_iter().for_each(|o| assert!(!collect(o).is_empty()));
-    assert_ne!(ids(&sample(&engine, PolicyRef::Base, &prompt, seeded(8, 40))), ids(&alone));
+    others
+        .into_iter()
+        .for_each(|o| assert!(!collect(o).is_empty()));
+    assert_ne!(
+        ids(&sample(&engine, PolicyRef::Base, &prompt, seeded(8, 40))),
+        ids(&alone)
+    );
 }
 
 #[test]
@@ -81,7 +110,10 @@ fn a_next_turn_reads_only_its_new_tokens_and_says_the_same() {
         })
         .collect();
     let cold = tiny(3);
-    assert_eq!(warm, ids(&sample(&cold, PolicyRef::Base, &text, greedy(10))));
+    assert_eq!(
+        warm,
+        ids(&sample(&cold, PolicyRef::Base, &text, greedy(10)))
+    );
 }
 
 #[test]
@@ -94,16 +126,33 @@ fn a_version_never_meets_the_cache_of_another() {
     block_on(engine.load(version(1), weights.clone())).unwrap();
     engine.serve(&version(1)).unwrap();
     let policy = PolicyRef::Served(version(1).profile);
-    let stream = engine.sample(policy.clone(), Prompt { tokens: prompt.clone() }, greedy(8)).unwrap();
+    let stream = engine
+        .sample(
+            policy.clone(),
+            Prompt {
+                tokens: prompt.clone(),
+            },
+            greedy(8),
+        )
+        .unwrap();
     let mut events = block_on_stream(stream);
     let first = events.next().unwrap().unwrap();
-    assert_eq!(first, SamplingEvent::Started { version: version(1), cached_tokens: 0 });
+    assert_eq!(
+        first,
+        SamplingEvent::Started {
+            version: version(1),
+            cached_tokens: 0
+        }
+    );
     let warm = score(&engine, policy, &prompt, 1).unwrap();
     let cold = tiny(4);
     block_on(cold.load(version(1), weights)).unwrap();
     let cold_scores = score(&cold, PolicyRef::Version(version(1)), &prompt, 1).unwrap();
     assert_eq!(warm.logprobs, cold_scores.logprobs);
-    assert_ne!(warm.logprobs, score(&cold, PolicyRef::Base, &prompt, 1).unwrap().logprobs);
+    assert_ne!(
+        warm.logprobs,
+        score(&cold, PolicyRef::Base, &prompt, 1).unwrap().logprobs
+    );
 }
 
 #[test]
@@ -114,7 +163,13 @@ fn a_publish_during_a_reply_changes_nothing_in_it() {
     let quiet = sample(&engine, PolicyRef::Base, &prompt, seeded(3, 200));
     let weights = moved(&engine, dir.path(), "a");
     let policy = PolicyRef::Served(version(0).profile);
-    let stream = engine.sample(policy.clone(), Prompt { tokens: prompt.clone() }, seeded(3, 200));
+    let stream = engine.sample(
+        policy.clone(),
+        Prompt {
+            tokens: prompt.clone(),
+        },
+        seeded(3, 200),
+    );
     let mut events = block_on_stream(stream.unwrap());
     let mut got = Vec::new();
     for n in 1..=20 {
@@ -138,7 +193,9 @@ fn a_publish_during_a_reply_changes_nothing_in_it() {
         })
         .collect();
     assert_eq!(ids(&tokens), ids(&quiet));
-    let after = engine.sample(policy, Prompt { tokens: prompt }, greedy(1)).unwrap();
+    let after = engine
+        .sample(policy, Prompt { tokens: prompt }, greedy(1))
+        .unwrap();
     let first = block_on_stream(after).next().unwrap().unwrap();
     assert!(matches!(first, SamplingEvent::Started { version: v, .. } if v.number == 20));
 }
@@ -148,17 +205,43 @@ fn limits_and_ends_are_told_apart() {
     let engine = tiny(6);
     let context = engine.info().context_length;
     let long: Vec<u32> = (0..context as u32).map(|i| i % 200).collect();
-    let refused = engine.sample(PolicyRef::Base, Prompt { tokens: long.clone() }, greedy(1));
-    assert_eq!(refused.err(), Some(EngineError::ContextLength { prompt: context, context }));
+    let refused = engine.sample(
+        PolicyRef::Base,
+        Prompt {
+            tokens: long.clone(),
+        },
+        greedy(1),
+    );
+    assert_eq!(
+        refused.err(),
+        Some(EngineError::ContextLength {
+            prompt: context,
+            context
+        })
+    );
     let last = |tokens: &[u32], params| block_on_stream(start(&engine, tokens, params)).last();
     let full = last(&long[..context - 3], greedy(100)).unwrap().unwrap();
     assert_eq!(full, SamplingEvent::Finished(FinishReason::Length));
     let first = sample(&engine, PolicyRef::Base, &long[..30], greedy(3));
-    let end = SamplingParams { end_ids: vec![first[2].id], ..greedy(50) };
-    let reply = block_on_stream(start(&engine, &long[..30], end)).map(Result::unwrap).collect::<Vec<_>>();
-    assert_eq!(reply.last(), Some(&SamplingEvent::Finished(FinishReason::End)));
+    let end = SamplingParams {
+        end_ids: vec![first[2].id],
+        ..greedy(50)
+    };
+    let reply = block_on_stream(start(&engine, &long[..30], end))
+        .map(Result::unwrap)
+        .collect::<Vec<_>>();
+    assert_eq!(
+        reply.last(),
+        Some(&SamplingEvent::Finished(FinishReason::End))
+    );
     assert!(reply.len() <= 5);
-    let bad = engine.sample(PolicyRef::Base, Prompt { tokens: vec![u32::MAX] }, greedy(1));
+    let bad = engine.sample(
+        PolicyRef::Base,
+        Prompt {
+            tokens: vec![u32::MAX],
+        },
+        greedy(1),
+    );
     assert!(matches!(bad.err(), Some(EngineError::Token(..))));
     let gone = PolicyRef::Version(version(9));
     let bad = engine.sample(gone, Prompt { tokens: vec![1] }, greedy(1));
@@ -173,7 +256,10 @@ fn a_dropped_stream_stops_its_request() {
         drop(start(&engine, &[10, 11, 12 + i], seeded(1, 400)));
     }
     // All lanes are free again, or this would wait behind 32 long replies.
-    assert_eq!(sample(&engine, PolicyRef::Base, &[9, 8, 7], greedy(3)).len(), 3);
+    assert_eq!(
+        sample(&engine, PolicyRef::Base, &[9, 8, 7], greedy(3)).len(),
+        3
+    );
     engine.health().unwrap();
 }
 

@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use super::simd::{self, fma, simd_fn};
+use super::simd;
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, equal, need};
 use crate::error::Result;
@@ -17,10 +17,10 @@ const NEAR: usize = 64;
 
 /// One run of keys or values of one head: rows `stride` apart, numbers `at..` of the scores.
 #[derive(Clone, Copy)]
-struct Run<'a> {
-    rows: &'a [f32],
-    stride: usize,
-    at: usize,
+pub(crate) struct Run<'a> {
+    pub(crate) rows: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) at: usize,
 }
 
 impl<'a> Run<'a> {
@@ -35,83 +35,47 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.rows.len().div_ceil(self.stride)
     }
-}
 
-simd_fn! {
-    /// `scores[j] = q · k_j`
-    fn score_keys(q: &[f32], run: Run<'_>, scores: &mut [f32]) {
-        const WIDE: usize = 4;
-        let (d, count) = (q.len(), run.count());
-        let scores = &mut scores[run.at..run.at + count];
-        let whole = if d % 8 == 0 { count / WIDE * WIDE } else { 0 };
-        for j in (0..whole).step_by(WIDE) {
-            // Four keys at once, so that their sums over lanes are independent.
-            let mut acc = [[0.0_f32; 8]; WIDE];
-            let rows: [&[f32]; WIDE] =
-                core::array::from_fn(|i| &run.rows[(j + i) * run.stride..][..d]);
-            for c in (0..d).step_by(8) {
-                let q = &q[c..c + 8];
-                for (acc, row) in acc.iter_mut().zip(rows) {
-                    let row = &row[c..c + 8];
-                    for l in 0..8 {
-                        acc[l] = fma::<FMA>(q[l], row[l], acc[l]);
-                    }
-                }
-            }
-            for (score, acc) in scores[j..].iter_mut().zip(acc) {
-                *score = lanes(acc);
-            }
-        }
-        for (j, score) in scores.iter_mut().enumerate().skip(whole) {
-            let row = &run.rows[j * run.stride..][..d];
-            let mut acc = [0.0_f32; 8];
-            let (q_chunks, row_chunks) = (q.chunks_exact(8), row.chunks_exact(8));
-            let rest = q_chunks.remainder().iter().zip(row_chunks.remainder());
-            let rest: f32 = rest.map(|(q, k)| q * k).sum();
-            for (q, k) in q_chunks.zip(row_chunks) {
-                for l in 0..8 {
-                    acc[l] = fma::<FMA>(q[l], k[l], acc[l]);
-                }
-            }
-            *score = lanes(acc) + rest;
-        }
+    /// Row `j`, of `d` numbers.
+    pub(crate) fn row(&self, j: usize, d: usize) -> &'a [f32] {
+        &self.rows[j * self.stride..][..d]
     }
 }
 
-/// Sums eight lanes in a fixed tree.
-#[inline(always)]
-fn lanes(a: [f32; 8]) -> f32 {
-    ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
+/// `scores[j] = q · k_j`
+fn score_keys(q: &[f32], run: Run<'_>, scores: &mut [f32]) {
+    let scores = &mut scores[run.at..run.at + run.count()];
+    #[cfg(target_arch = "x86_64")]
+    if q.len().is_multiple_of(8) && simd::has_avx2() {
+        // SAFETY: the features were just detected.
+        return unsafe { super::attention_avx2::score_keys(q, run, scores) };
+    }
+    score_keys_portable(q, run, scores);
 }
 
-simd_fn! {
-    /// `out += Σ_j p[j] v_j`
-    fn add_values(p: &[f32], run: Run<'_>, out: &mut [f32]) {
-        const WIDE: usize = 64;
-        let p = &p[run.at..run.at + run.count()];
-        let d = out.len();
-        let whole = d / WIDE * WIDE;
-        for c in (0..whole).step_by(WIDE) {
-            // The sums stay in registers over all rows.
-            let mut acc = [0.0_f32; WIDE];
-            acc.copy_from_slice(&out[c..c + WIDE]);
-            for (j, p) in p.iter().enumerate() {
-                let row = &run.rows[j * run.stride + c..][..WIDE];
-                for l in 0..WIDE {
-                    acc[l] = fma::<FMA>(*p, row[l], acc[l]);
-                }
-            }
-            out[c..c + WIDE].copy_from_slice(&acc);
-        }
-        for (j, p) in p.iter().enumerate() {
-            let row = &run.rows[j * run.stride + whole..][..d - whole];
-            for (o, v) in out[whole..].iter_mut().zip(row) {
-                *o = fma::<FMA>(*p, *v, *o);
-            }
-        }
+/// `out += Σ_j p[j] v_j`
+fn add_values(p: &[f32], run: Run<'_>, out: &mut [f32]) {
+    let p = &p[run.at..run.at + run.count()];
+    #[cfg(target_arch = "x86_64")]
+    if out.len().is_multiple_of(8) && simd::has_avx2() {
+        // SAFETY: the features were just detected.
+        return unsafe { super::attention_avx2::add_values(p, run, out) };
+    }
+    add_values_portable(p, run, out);
+}
+
+pub(crate) fn score_keys_portable(q: &[f32], run: Run<'_>, scores: &mut [f32]) {
+    for (j, score) in scores.iter_mut().enumerate() {
+        *score = simd::dot(q, run.row(j, q.len()));
+    }
+}
+
+pub(crate) fn add_values_portable(p: &[f32], run: Run<'_>, out: &mut [f32]) {
+    for (j, p) in p.iter().enumerate() {
+        simd::axpy(*p, run.row(j, out.len()), out);
     }
 }
 

@@ -7,7 +7,6 @@
 use core::ops::Range;
 
 use super::CpuWeight;
-use super::linear::with_rows;
 use super::simd::dot;
 use super::tiles::with_scratch;
 use crate::dtype::DType;
@@ -119,7 +118,7 @@ fn products_avx2(
     let part = x.count.div_ceil(x.count.div_ceil(DENSE_M));
     for n in w_rows.clone().step_by(DENSE_N) {
         let rows = DENSE_N.min(w_rows.end - n);
-        with_rows(weight, n..n + rows, |w, stride| {
+        super::linear::with_rows(weight, n..n + rows, |w, stride| {
             for first in (0..x.count).step_by(part) {
                 let x = x.part(first, part);
                 // SAFETY: `products` detected the features.

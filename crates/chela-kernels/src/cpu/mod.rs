@@ -1,8 +1,10 @@
 //! The CPU implementation of [`Kernels`]: one handle over a shared pool.
 
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod attention_avx2;
 mod attention_backward;
-mod attention_decode;
+pub(crate) mod attention_decode;
 mod elementwise;
 pub(crate) mod few;
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +17,8 @@ mod norm;
 mod rope;
 pub(crate) mod simd;
 mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod unpack_avx2;
 mod weight;
 
 use std::sync::Arc;

@@ -67,6 +67,7 @@ impl CpuWeight {
         self.0.cols
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn row_bytes(&self) -> usize {
         self.0.row_bytes
     }
@@ -76,6 +77,7 @@ impl CpuWeight {
     }
 
     /// The bytes of a run of rows.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn row_span(&self, rows: Range<usize>) -> &[u8] {
         &(*self.0.bytes).as_ref()[rows.start * self.0.row_bytes..rows.end * self.0.row_bytes]
     }

@@ -277,3 +277,36 @@ fn ranges_outside_the_buffers_are_refused() {
             .is_err()
     );
 }
+
+/// The path of machines without AVX2 and of heads that are no multiple of 8, on any machine.
+#[test]
+fn the_portable_decode_agrees() {
+    use crate::cpu::attention_decode::{Run, add_values_portable, score_keys_portable};
+    let mut random = Random(45);
+    for (d, count) in [(64, 9), (12, 3), (80, 5)] {
+        let stride = d + 8;
+        let (q, rows) = (random.floats(d), random.floats((count - 1) * stride + d));
+        let run = Run {
+            rows: &rows,
+            stride,
+            at: 0,
+        };
+        let (mut scores, mut out) = (vec![0.0; count], random.floats(d));
+        let start = out.clone();
+        score_keys_portable(&q, run, &mut scores);
+        add_values_portable(&scores, run, &mut out);
+        let row = |j: usize| plain::wide(&rows[j * stride..j * stride + d]);
+        let dot = |j: usize| {
+            row(j)
+                .iter()
+                .zip(&q)
+                .map(|(k, q)| k * f64::from(*q))
+                .sum::<f64>()
+        };
+        let expected: Vec<f64> = (0..count).map(dot).collect();
+        close(&scores, &expected, 1e-5);
+        let value = |i: usize| (0..count).map(|j| expected[j] * row(j)[i]).sum::<f64>();
+        let sums: Vec<f64> = (0..d).map(|i| f64::from(start[i]) + value(i)).collect();
+        close(&out, &sums, 1e-5);
+    }
+}

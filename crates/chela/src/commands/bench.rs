@@ -25,16 +25,31 @@ pub fn run(config: &Config, output: &Output) -> Result<()> {
         );
     }
     output.plain(&format!("model           {model}"))?;
-    output.plain(&format!("sgemm           {:>9.1} GFLOP/s   all threads", r.sgemm_gflops))?;
-    output.plain(&format!("memory          {:>9.1} GB/s      all threads", r.memory_gbs))?;
-    output.plain(&format!("prefill         {:>9.1} tokens/s  512-token prompt", r.prefill))?;
+    output.plain(&format!(
+        "sgemm           {:>9.1} GFLOP/s   all threads",
+        r.sgemm_gflops
+    ))?;
+    output.plain(&format!(
+        "memory          {:>9.1} GB/s      all threads",
+        r.memory_gbs
+    ))?;
+    output.plain(&format!(
+        "prefill         {:>9.1} tokens/s  512-token prompt",
+        r.prefill
+    ))?;
     output.plain(&format!("decode, 1       {:>9.1} tokens/s", r.decode_1))?;
-    output.plain(&format!("decode, 8       {:>9.1} tokens/s  together", r.decode_8))?;
+    output.plain(&format!(
+        "decode, 8       {:>9.1} tokens/s  together",
+        r.decode_8
+    ))?;
     output.plain(&format!(
         "LoRA training   {:>9.1} tokens/s  {:.0}% of sgemm",
         r.train,
         100.0 * r.train_share_of_sgemm
     ))?;
-    output.plain(&format!("publish         {:>9.1} ms        checkpoint to served", 1e3 * r.publish_seconds))?;
+    output.plain(&format!(
+        "publish         {:>9.1} ms        checkpoint to served",
+        1e3 * r.publish_seconds
+    ))?;
     output.plain(&format!("peak memory     {:>9.1} MiB", r.peak_mib))
 }

@@ -19,7 +19,12 @@ use chela_model::TerminalProgress;
 use std::{path::Path, time::Instant};
 
 /// Runs it. `data_dir` is used when one was named, else a temporary folder.
-pub fn run(mut config: Config, data_dir: Option<&Path>, args: &DemoArgs, output: &Output) -> Result<()> {
+pub fn run(
+    mut config: Config,
+    data_dir: Option<&Path>,
+    args: &DemoArgs,
+    output: &Output,
+) -> Result<()> {
     let started = Instant::now();
     let options = options(args);
     settings(&mut config, args, &options);
@@ -35,7 +40,15 @@ pub fn run(mut config: Config, data_dir: Option<&Path>, args: &DemoArgs, output:
          Model {model}, {} updates of {} judged turns, learning rate {}.",
         options.updates, options.batch, config.learning.lr
     ))?;
-    let result = arm(&config, &loaded, &home.join("demo"), Arm::Treatment, &options, None, &mut table)?;
+    let result = arm(
+        &config,
+        &loaded,
+        &home.join("demo"),
+        Arm::Treatment,
+        &options,
+        None,
+        &mut table,
+    )?;
     table.arm("learnt", &result)?;
     let control = if args.control {
         table.say("\nThe control: the same user, but praise and remarks are thrown by a coin.")?;
@@ -43,17 +56,33 @@ pub fn run(mut config: Config, data_dir: Option<&Path>, args: &DemoArgs, output:
         drop(loaded);
         let loaded = supervise::load(&config, &mut TerminalProgress::default())?;
         control_settings(&mut config);
-        let options = DemoOptions { updates: result.updates, ..options.clone() };
+        let options = DemoOptions {
+            updates: result.updates,
+            ..options.clone()
+        };
         let before = Some((result.before, result.base_nll_before));
-        let control =
-            arm(&config, &loaded, &home.join("control"), Arm::Control, &options, before, &mut table)?;
+        let control = arm(
+            &config,
+            &loaded,
+            &home.join("control"),
+            Arm::Control,
+            &options,
+            before,
+            &mut table,
+        )?;
         table.arm("control", &control)?;
         Some(control)
     } else {
         None
     };
     let seconds = started.elapsed().as_secs_f64();
-    let summary = summary(&model, &config, &options, (&result, control.as_ref()), seconds);
+    let summary = summary(
+        &model,
+        &config,
+        &options,
+        (&result, control.as_ref()),
+        seconds,
+    );
     table.say(&format!("\n{seconds:.0} s"))?;
     if output.json {
         output.plain(&serde_json::to_string(&summary)?)?;
@@ -62,9 +91,18 @@ pub fn run(mut config: Config, data_dir: Option<&Path>, args: &DemoArgs, output:
 }
 
 fn options(args: &DemoArgs) -> DemoOptions {
-    let defaults = DemoOptions { seed: args.seed, ..DemoOptions::default() };
+    let defaults = DemoOptions {
+        seed: args.seed,
+        ..DemoOptions::default()
+    };
     let mut options = if args.quick {
-        DemoOptions { updates: 3, batch: 8, held_out: 32, live: 0, ..defaults }
+        DemoOptions {
+            updates: 3,
+            batch: 8,
+            held_out: 32,
+            live: 0,
+            ..defaults
+        }
     } else {
         defaults
     };
@@ -102,7 +140,14 @@ fn control_settings(config: &mut Config) {
         })
         .collect();
     // Praise is recognised as in the real run; complaints about length do not occur.
-    rules.extend(config.judge.rules.iter().filter(|r| r.reward == Some(1.0)).cloned());
+    rules.extend(
+        config
+            .judge
+            .rules
+            .iter()
+            .filter(|r| r.reward == Some(1.0))
+            .cloned(),
+    );
     config.judge.rules = rules;
     // A cut reply is as good or bad as the coin says, or its length would be taught after all.
     config.learning.truncated = "judged".to_owned();

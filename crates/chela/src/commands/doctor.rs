@@ -12,29 +12,57 @@ pub fn run(config: &Config, data_dir: &Path, output: &Output) -> Result<()> {
         output.plain(&format!("{}  {text}", if good { "ok   " } else { "WRONG" }))
     };
     match std::fs::create_dir_all(data_dir) {
-        Ok(()) => line(true, &format!("data folder {}: {} MiB", data_dir.display(), size(data_dir) >> 20))?,
-        Err(error) => line(false, &format!("data folder {}: {error}", data_dir.display()))?,
+        Ok(()) => line(
+            true,
+            &format!(
+                "data folder {}: {} MiB",
+                data_dir.display(),
+                size(data_dir) >> 20
+            ),
+        )?,
+        Err(error) => line(
+            false,
+            &format!("data folder {}: {error}", data_dir.display()),
+        )?,
     }
     for (what, name) in [("store", "chela.db"), ("adapters", "adapters")] {
-        line(true, &format!("  {what}: {} KiB", size(&data_dir.join(name)) >> 10))?;
+        line(
+            true,
+            &format!("  {what}: {} KiB", size(&data_dir.join(name)) >> 10),
+        )?;
     }
     match folder::running(data_dir) {
-        Some(note) => line(true, &format!("server: process {} at {}", note.pid, note.address))?,
+        Some(note) => line(
+            true,
+            &format!("server: process {} at {}", note.pid, note.address),
+        )?,
         None => {
-            line(true, "server: none runs on this folder; `chela serve` starts one")?;
+            line(
+                true,
+                "server: none runs on this folder; `chela serve` starts one",
+            )?;
             let address = (config.server.host.as_str(), config.server.port);
             match std::net::TcpListener::bind(address) {
-                Ok(_) => line(true, &format!("address {}:{} is free", address.0, address.1))?,
+                Ok(_) => line(
+                    true,
+                    &format!("address {}:{} is free", address.0, address.1),
+                )?,
                 Err(error) => line(
                     false,
-                    &format!("address {}:{}: {error}; choose another with --port", address.0, address.1),
+                    &format!(
+                        "address {}:{}: {error}; choose another with --port",
+                        address.0, address.1
+                    ),
                 )?,
             }
         }
     }
     line(true, &format!("model: {}", config.model.name))?;
     match config.model.name.as_str() {
-        "starter" => line(true, "  context 8192: OpenClaw and Codex need 16k or more; use --model qwen2.5-coder-0.5b or your own")?,
+        "starter" => line(
+            true,
+            "  context 8192: OpenClaw and Codex need 16k or more; use --model qwen2.5-coder-0.5b or your own",
+        )?,
         "qwen2.5-coder-0.5b" => line(true, "  context 32768")?,
         _ => {}
     }
@@ -45,7 +73,9 @@ pub fn run(config: &Config, data_dir: &Path, output: &Output) -> Result<()> {
 }
 
 fn size(path: &Path) -> u64 {
-    let Ok(meta) = std::fs::metadata(path) else { return 0 };
+    let Ok(meta) = std::fs::metadata(path) else {
+        return 0;
+    };
     if meta.is_file() {
         return meta.len();
     }

@@ -27,7 +27,9 @@ pub fn run(data_dir: &Path, action: &KeyAction, output: &Output) -> Result<()> {
         KeyAction::Rotate { id } => {
             let all = file.list()?;
             let old = all.iter().find(|k| &k.id == id);
-            let Some(old) = old else { bail!("no key has the id {id}; `chela key list` shows them") };
+            let Some(old) = old else {
+                bail!("no key has the id {id}; `chela key list` shows them")
+            };
             let scope = Scope::parse(&old.scope).context("a key of unknown scope")?;
             make(&file, &Profile::new(old.profile.clone())?, scope, output)?;
             revoke(&file, id)
@@ -45,7 +47,8 @@ fn revoke(file: &KeyFile, id: &str) -> Result<()> {
 fn make(file: &KeyFile, profile: &Profile, scope: Scope, output: &Output) -> Result<()> {
     let (key, record) = file.create(profile, scope)?;
     if output.json {
-        let object = json!({"id": record.id, "key": key, "profile": record.profile, "scope": record.scope});
+        let object =
+            json!({"id": record.id, "key": key, "profile": record.profile, "scope": record.scope});
         return output.plain(&json_line(&object));
     }
     output.note(&format!(

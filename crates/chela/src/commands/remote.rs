@@ -21,34 +21,51 @@ impl Remote {
     /// Finds it.
     pub fn find(data_dir: &Path) -> Result<Self> {
         let Some(note) = folder::running(data_dir) else {
-            bail!("no server runs on {}; start one with `chela serve`", data_dir.display());
+            bail!(
+                "no server runs on {}; start one with `chela serve`",
+                data_dir.display()
+            );
         };
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(Duration::from_secs(60)))
             .http_status_as_error(false)
             .build();
         let key = KeyFile::of(data_dir).admin()?;
-        Ok(Self { address: note.address, key, agent: config.into() })
+        Ok(Self {
+            address: note.address,
+            key,
+            agent: config.into(),
+        })
     }
 
     fn read(&self, mut answer: ureq::http::Response<ureq::Body>) -> Result<Value> {
         let status = answer.status().as_u16();
-        let body: Value = answer.body_mut().read_json().context("the answer is not JSON")?;
+        let body: Value = answer
+            .body_mut()
+            .read_json()
+            .context("the answer is not JSON")?;
         if status >= 400 {
-            bail!("{} ({status})", body["error"]["message"].as_str().unwrap_or("refused"));
+            bail!(
+                "{} ({status})",
+                body["error"]["message"].as_str().unwrap_or("refused")
+            );
         }
         Ok(body)
     }
 
     fn get(&self, route: &str) -> Result<Value> {
         let request = self.agent.get(format!("{}{route}", self.address));
-        let answer = request.header("authorization", format!("Bearer {}", self.key)).call();
+        let answer = request
+            .header("authorization", format!("Bearer {}", self.key))
+            .call();
         self.read(answer.with_context(|| format!("no answer from {}", self.address))?)
     }
 
     fn post(&self, route: &str, body: &Value) -> Result<Value> {
         let request = self.agent.post(format!("{}{route}", self.address));
-        let answer = request.header("authorization", format!("Bearer {}", self.key)).send_json(body);
+        let answer = request
+            .header("authorization", format!("Bearer {}", self.key))
+            .send_json(body);
         self.read(answer.with_context(|| format!("no answer from {}", self.address))?)
     }
 }
@@ -77,9 +94,10 @@ pub fn session(remote: &Remote, action: &SessionAction, output: &Output) -> Resu
             }
             Ok(())
         }
-        SessionAction::Show { id } => {
-            print(output, &remote.get(&format!("/v1/sessions/{}", encode(id)))?)
-        }
+        SessionAction::Show { id } => print(
+            output,
+            &remote.get(&format!("/v1/sessions/{}", encode(id)))?,
+        ),
         SessionAction::Export { id } => {
             let body = json!({"session_id": id, "style": "individual"});
             output.plain(&json_line(&remote.post("/rl/export_trajectories", &body)?))
@@ -107,12 +125,14 @@ pub fn policy(remote: &Remote, command: &PolicyCommand, output: &Output) -> Resu
             let answer = remote.get(&format!("/v1/policy?profile={}", encode(&profile.profile)))?;
             return versions(output, &answer);
         }
-        PolicyCommand::Rollback { profile, version } => {
-            ("rollback", json!({"profile": profile.profile, "version": version}))
-        }
-        PolicyCommand::Promote { profile, version } => {
-            ("promote", json!({"profile": profile.profile, "version": version}))
-        }
+        PolicyCommand::Rollback { profile, version } => (
+            "rollback",
+            json!({"profile": profile.profile, "version": version}),
+        ),
+        PolicyCommand::Promote { profile, version } => (
+            "promote",
+            json!({"profile": profile.profile, "version": version}),
+        ),
         PolicyCommand::Pause(profile) => ("pause", json!({"profile": profile.profile})),
         PolicyCommand::Resume(profile) => ("resume", json!({"profile": profile.profile})),
     };
@@ -124,11 +144,18 @@ fn versions(output: &Output, answer: &Value) -> Result<()> {
     if output.json {
         return output.plain(&json_line(answer));
     }
-    output.plain(&format!("profile {} serves version {}", text(&answer["profile"]), answer["served"]))?;
+    output.plain(&format!(
+        "profile {} serves version {}",
+        text(&answer["profile"]),
+        answer["served"]
+    ))?;
     for one in answer["versions"].as_array().into_iter().flatten() {
         output.plain(&format!(
             "{:>5}  parent {:>5}  {:>4} steps  {}",
-            one["version"], one["parent"], one["steps"], text(&one["state"])
+            one["version"],
+            one["parent"],
+            one["steps"],
+            text(&one["state"])
         ))?;
     }
     Ok(())
@@ -143,7 +170,9 @@ fn print(output: &Output, value: &Value) -> Result<()> {
 }
 
 fn text(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Percent-encodes all but unreserved characters, for ids in paths.

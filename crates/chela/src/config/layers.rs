@@ -41,7 +41,9 @@ impl Layers {
         let table = Table::try_from(Config::default()).context("the built-in defaults")?;
         let mut values = BTreeMap::new();
         for (section, keys) in table {
-            let Value::Table(keys) = keys else { bail!("{section} is not a section") };
+            let Value::Table(keys) = keys else {
+                bail!("{section} is not a section")
+            };
             for (key, value) in keys {
                 values.insert(format!("{section}.{key}"), (value, Origin::Default));
             }
@@ -52,8 +54,9 @@ impl Layers {
     /// Lays a file's values over what is there. An unknown key is an error that names it.
     pub fn add_file(&mut self, path: &Path, text: &str) -> Result<()> {
         let origin = Origin::File(path.display().to_string());
-        let table: Table =
-            text.parse().map_err(|e: toml::de::Error| anyhow!("{origin}: {}", one_line(&e)))?;
+        let table: Table = text
+            .parse()
+            .map_err(|e: toml::de::Error| anyhow!("{origin}: {}", one_line(&e)))?;
         for (section, keys) in table {
             let Value::Table(keys) = keys else {
                 bail!("{origin}: {section} must be a section like [{section}]");
@@ -70,11 +73,19 @@ impl Layers {
     /// misspelt one does not pass unseen.
     pub fn add_variables(&mut self, vars: impl Iterator<Item = (String, String)>) -> Result<()> {
         for (name, text) in vars {
-            let Some(rest) = name.strip_prefix("CHELA_") else { continue };
+            let Some(rest) = name.strip_prefix("CHELA_") else {
+                continue;
+            };
             let wanted = rest.to_ascii_lowercase();
-            let found = self.values.keys().find(|k| k.replace('.', "_") == wanted).cloned();
+            let found = self
+                .values
+                .keys()
+                .find(|k| k.replace('.', "_") == wanted)
+                .cloned();
             let Some(key) = found else {
-                bail!("the variable {name} names no configuration key; `chela config show` lists them");
+                bail!(
+                    "the variable {name} names no configuration key; `chela config show` lists them"
+                );
             };
             let value = self
                 .parse(&key, &text)
@@ -102,7 +113,11 @@ impl Layers {
             (_, value) => value,
         };
         if present.type_str() != value.type_str() {
-            bail!("{key} must be of type {}, not {}", present.type_str(), value.type_str());
+            bail!(
+                "{key} must be of type {}, not {}",
+                present.type_str(),
+                value.type_str()
+            );
         }
         self.values.insert(key.to_owned(), (value, origin));
         Ok(())
@@ -112,13 +127,19 @@ impl Layers {
     pub fn config(&self) -> Result<Config> {
         let mut table = Table::new();
         for (key, (value, _)) in &self.values {
-            let Some((section, name)) = key.split_once('.') else { continue };
-            let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+            let Some((section, name)) = key.split_once('.') else {
+                continue;
+            };
+            let entry = table
+                .entry(section)
+                .or_insert_with(|| Value::Table(Table::new()));
             if let Value::Table(keys) = entry {
                 keys.insert(name.to_owned(), value.clone());
             }
         }
-        Value::Table(table).try_into().map_err(|e: toml::de::Error| anyhow!("configuration: {}", one_line(&e)))
+        Value::Table(table)
+            .try_into()
+            .map_err(|e: toml::de::Error| anyhow!("configuration: {}", one_line(&e)))
     }
 
     /// Each key with value and origin, by name.
@@ -128,13 +149,19 @@ impl Layers {
 }
 
 fn parse_value(text: &str) -> Result<Value> {
-    let table: Table = format!("v = {text}").parse().map_err(|e: toml::de::Error| anyhow!("{}", one_line(&e)))?;
+    let table: Table = format!("v = {text}")
+        .parse()
+        .map_err(|e: toml::de::Error| anyhow!("{}", one_line(&e)))?;
     table.get("v").cloned().context("no value")
 }
 
 fn one_line(error: &toml::de::Error) -> String {
     let text = error.to_string();
-    text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
+    text.lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -145,14 +172,24 @@ mod tests {
     fn flag_over_variable_over_file_over_default() {
         let mut layers = Layers::of_defaults().unwrap();
         assert_eq!(layers.config().unwrap().server.port, 30000);
-        layers.add_file(Path::new("f.toml"), "[server]\nport = 1\nhost = \"localhost\"").unwrap();
+        layers
+            .add_file(
+                Path::new("f.toml"),
+                "[server]\nport = 1\nhost = \"localhost\"",
+            )
+            .unwrap();
         layers
             .add_variables([("CHELA_SERVER_PORT".to_owned(), "2".to_owned())].into_iter())
             .unwrap();
         assert_eq!(layers.config().unwrap().server.port, 2);
-        layers.set("server.port", Value::Integer(3), Origin::Flag).unwrap();
+        layers
+            .set("server.port", Value::Integer(3), Origin::Flag)
+            .unwrap();
         let config = layers.config().unwrap();
-        assert_eq!((config.server.port, config.server.host.as_str()), (3, "localhost"));
+        assert_eq!(
+            (config.server.port, config.server.host.as_str()),
+            (3, "localhost")
+        );
         let row = layers.rows().find(|r| r.0 == "server.host").unwrap();
         assert_eq!(row.2.to_string(), "f.toml");
     }

@@ -15,7 +15,10 @@ pub fn default_path() -> Option<PathBuf> {
 }
 
 /// Reads and validates everything. `flags` are `section.key = value` pairs.
-pub fn load(file: Option<&Path>, flags: &[(&'static str, toml::Value)]) -> Result<(Config, Layers)> {
+pub fn load(
+    file: Option<&Path>,
+    flags: &[(&'static str, toml::Value)],
+) -> Result<(Config, Layers)> {
     let mut layers = Layers::of_defaults()?;
     let path = file.map(Path::to_path_buf).or_else(default_path);
     if let Some(path) = path {
@@ -48,5 +51,7 @@ pub fn known_key(key: &str) -> Result<&'static str> {
 
 /// A value from the command line, read as the key's type.
 pub fn parse_flag(key: &str, text: &str) -> Result<toml::Value> {
-    Layers::of_defaults()?.parse(key, text).with_context(|| format!("--set {key}={text}"))
+    Layers::of_defaults()?
+        .parse(key, text)
+        .with_context(|| format!("--set {key}={text}"))
 }

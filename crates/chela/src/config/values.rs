@@ -286,11 +286,27 @@ impl Config {
             }
         };
         one_of("server.auth", &self.server.auth, &["open", "keys"])?;
-        one_of("learning.method", &self.learning.method, &["combined", "binary", "opd"])?;
-        one_of("learning.truncated", &self.learning.truncated, &["exclude", "bad", "judged"])?;
-        one_of("learning.unknown_clients", &self.learning.unknown_clients, &["main", "side"])?;
+        one_of(
+            "learning.method",
+            &self.learning.method,
+            &["combined", "binary", "opd"],
+        )?;
+        one_of(
+            "learning.truncated",
+            &self.learning.truncated,
+            &["exclude", "bad", "judged"],
+        )?;
+        one_of(
+            "learning.unknown_clients",
+            &self.learning.unknown_clients,
+            &["main", "side"],
+        )?;
         let loopback = self.server.host == "localhost"
-            || self.server.host.parse::<IpAddr>().is_ok_and(|a| a.is_loopback());
+            || self
+                .server
+                .host
+                .parse::<IpAddr>()
+                .is_ok_and(|a| a.is_loopback());
         if !loopback && self.server.auth != "keys" {
             bail!(
                 "server.host = {:?} can be reached from elsewhere, so keys are needed: set server.auth = \"keys\" and make one with `chela key new`",
@@ -316,11 +332,16 @@ impl Config {
             }
         }
         if l.min_batch > l.batch {
-            bail!("learning.min_batch = {} is above learning.batch = {}", l.min_batch, l.batch);
+            bail!(
+                "learning.min_batch = {} is above learning.batch = {}",
+                l.min_batch,
+                l.batch
+            );
         }
-        for (key, value) in
-            [("learning.max_session_share", l.max_session_share), ("learning.train_share", l.train_share)]
-        {
+        for (key, value) in [
+            ("learning.max_session_share", l.max_session_share),
+            ("learning.train_share", l.train_share),
+        ] {
             if !(value > 0.0 && value <= 1.0) {
                 bail!("{key} = {value} must be above 0 and at most 1");
             }
@@ -355,13 +376,31 @@ mod tests {
     fn wrong_values_are_named() {
         let mut config = Config::default();
         config.learning.lr = f64::NAN;
-        assert!(config.validate().unwrap_err().to_string().contains("learning.lr"));
+        assert!(
+            config
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("learning.lr")
+        );
         let mut config = Config::default();
         config.learning.method = "ppo".to_owned();
-        assert!(config.validate().unwrap_err().to_string().contains("combined"));
+        assert!(
+            config
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("combined")
+        );
         let mut config = Config::default();
         config.judge.kinds = vec![JudgeKind::Openai];
-        assert!(config.validate().unwrap_err().to_string().contains("openai_url"));
+        assert!(
+            config
+                .validate()
+                .unwrap_err()
+                .to_string()
+                .contains("openai_url")
+        );
     }
 
     #[test]
@@ -372,7 +411,10 @@ mod tests {
                 regex_lite(&pattern, text).then_some(r.reward)
             })
         };
-        assert_eq!(sign("That's too long, two sentences please."), Some(Some(-1.0)));
+        assert_eq!(
+            sign("That's too long, two sentences please."),
+            Some(Some(-1.0))
+        );
         assert_eq!(sign("Thanks! How long do eggs keep?"), Some(Some(1.0)));
         assert_eq!(sign("How long do eggs keep?"), None);
     }

@@ -1,3 +1,4 @@
-//! Integration tests of the binary: the arrows between crates, the command line, and the whole over HTTP.
+//! Integration tests of the binary: the arrows between crates, file heads, where tasks are spawned.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
 mod tidy;

@@ -13,7 +13,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("chela-rl", &["chela-core"]),
     ("chela-chat", &["chela-core", "chela-model"]),
     ("chela-store", &["chela-core"]),
-    ("chela-engine", &["chela-core", "chela-kernels", "chela-model"]),
+    (
+        "chela-engine",
+        &["chela-core", "chela-kernels", "chela-model"],
+    ),
     ("chela-train", &["chela-core", "chela-rl"]),
     ("chela-rollout", &["chela-chat", "chela-core"]),
     ("chela-server", &["chela-chat", "chela-core"]),
@@ -58,7 +61,9 @@ fn crates_know_only_what_they_may() {
         }
         let text = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
         let arrows = manifest_arrows(&text, &name);
-        let legal = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} is not in the table"));
+        let legal = allowed
+            .get(name.as_str())
+            .unwrap_or_else(|| panic!("{name} is not in the table"));
         let extra: Vec<_> = arrows.difference(legal).collect();
         assert!(extra.is_empty(), "{name} must not know {extra:?}");
         seen += 1;
@@ -85,8 +90,15 @@ fn files_say_what_they_are_for_and_stay_readable() {
     for path in all {
         let text = std::fs::read_to_string(&path).unwrap();
         let shown = path.strip_prefix(root()).unwrap().display().to_string();
-        assert!(text.starts_with("//! "), "{shown} does not open with a //! line");
-        assert!(text.lines().count() <= 1000, "{shown} has {} lines", text.lines().count());
+        assert!(
+            text.starts_with("//! "),
+            "{shown} does not open with a //! line"
+        );
+        assert!(
+            text.lines().count() <= 1000,
+            "{shown} has {} lines",
+            text.lines().count()
+        );
         if !shown.starts_with("crates/chela-kernels") {
             let word = concat!("uns", "afe ");
             for line in text.lines().filter(|l| !l.trim_start().starts_with("//")) {
@@ -112,7 +124,10 @@ fn tasks_are_spawned_in_one_place_a_crate() {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-        let spawns = code.lines().filter(|l| !l.trim_start().starts_with("//")).any(|l| l.contains("tokio::spawn("));
+        let spawns = code
+            .lines()
+            .filter(|l| !l.trim_start().starts_with("//"))
+            .any(|l| l.contains("tokio::spawn("));
         assert!(!spawns, "{shown} spawns a task outside the supervisor");
     }
 }

@@ -1,18 +1,18 @@
 //! The learner: gradients of named log-probs into one profile's adapter, AdamW, checkpoints. Knows no algorithm.
 
+mod head;
+
+use self::head::split;
 use crate::{
     adapter::{Adapter, Lora, bytes_of, floats, write_synced, write_tensors},
     error::{io, kernel, weights},
-    forward::hidden_norm,
-    training::{Block, Pass, Tape},
+    training::{Block, Pass},
     weights::BaseWeights,
 };
 use chela_core::{
     Checkpoint, EngineError, Learner, OptimParams, Sample, Scored, StepReport, TokenLoss, Want,
 };
-use chela_kernels::{
-    Acc, AdamW, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs, Priority,
-};
+use chela_kernels::{AdamW, Kernels, Priority};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -63,32 +63,40 @@ fn zeros_like<K: Kernels>(
             if let Some(lora) = lora {
                 let a = k.zeros(adapter.rank * lora.input).map_err(kernel)?;
                 let b = k.zeros(adapter.rank * lora.out).map_err(kernel)?;
-                *zero = Some(Lora { a, b, out: lora.out, input: lora.input });
+                *zero = Some(Lora {
+                    a,
+                    b,
+                    out: lora.out,
+                    input: lora.input,
+                });
             }
         }
         layers.push(zeros);
     }
-    Ok(Adapter { rank: adapter.rank, alpha: adapter.alpha, layers })
+    Ok(Adapter {
+        rank: adapter.rank,
+        alpha: adapter.alpha,
+        layers,
+    })
 }
 
 /// Buffers of A and B of every map, in a fixed order.
 fn buffers<B>(adapter: &Adapter<B>) -> impl Iterator<Item = &B> {
-    adapter.layers.iter().flatten().flatten().flat_map(|l| [&l.a, &l.b])
+    adapter
+        .layers
+        .iter()
+        .flatten()
+        .flatten()
+        .flat_map(|l| [&l.a, &l.b])
 }
 
 fn buffers_mut<B>(adapter: &mut Adapter<B>) -> impl Iterator<Item = &mut B> {
-    adapter.layers.iter_mut().flatten().flatten().flat_map(|l| [&mut l.a, &mut l.b])
-}
-
-/// What the head said about a block, and what its backward needs.
-struct HeadRows<K: Kernels> {
-    hidden: K::Buf,
-    rows: Vec<u32>,
-    pair_rows: Vec<u32>,
-    inv_temperature: Vec<f32>,
-    candidates: Vec<u32>,
-    k: usize,
-    scores: PairScores,
+    adapter
+        .layers
+        .iter_mut()
+        .flatten()
+        .flatten()
+        .flat_map(|l| [&mut l.a, &mut l.b])
 }
 
 /// Counts a learner at work, so that the engine leaves it its share.
@@ -117,9 +125,22 @@ impl<K: Kernels> LocalLearner<K> {
         running: Arc<AtomicUsize>,
     ) -> Result<Self, EngineError> {
         let k = k.with_priority(Priority::Train);
-        let (grads, first, second) =
-            (zeros_like(&k, &adapter)?, zeros_like(&k, &adapter)?, zeros_like(&k, &adapter)?);
-        Ok(Self { k, base, options, adapter, grads, first, second, step: 0, running })
+        let (grads, first, second) = (
+            zeros_like(&k, &adapter)?,
+            zeros_like(&k, &adapter)?,
+            zeros_like(&k, &adapter)?,
+        );
+        Ok(Self {
+            k,
+            base,
+            options,
+            adapter,
+            grads,
+            first,
+            second,
+            step: 0,
+            running,
+        })
     }
 
     /// Reads moments and step beside the adapter; a checkpoint whose optimizer was cleaned away starts with fresh moments.
@@ -134,7 +155,9 @@ impl<K: Kernels> LocalLearner<K> {
         for (name, moments) in [("first", &mut self.first), ("second", &mut self.second)] {
             for (i, buffer) in buffers_mut(moments).enumerate() {
                 let key = format!("{name}.{i}");
-                let tensor = file.tensor(&key).map_err(|e| io(&path, format!("{key}: {e}")))?;
+                let tensor = file
+                    .tensor(&key)
+                    .map_err(|e| io(&path, format!("{key}: {e}")))?;
                 let values = floats(&tensor)
                     .filter(|v| v.len() == self.k.len(buffer))
                     .ok_or_else(|| weights(format!("{}: {key} does not fit", path.display())))?;
@@ -195,110 +218,22 @@ impl<K: Kernels> LocalLearner<K> {
         blocks
     }
 
-    fn head(
-        &self,
-        tape: &Tape<K>,
-        samples: &[Sample],
-        block: &Block,
-        want: (bool, usize),
-    ) -> Result<HeadRows<K>, EngineError> {
-        let (k, c) = (&self.k, &self.base.config);
-        let output =
-            tape.output().ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
-        let mut rows = Vec::new();
-        let (mut inv_temperature, mut candidates) = (Vec::new(), Vec::new());
-        let mut at = 0;
-        let mut width = 1;
-        for sample in samples {
-            for j in 0..sample.len() {
-                rows.push((at + sample.start() + j - 1) as u32);
-                inv_temperature.push(1.0 / sample.temperature());
-            }
-            match sample.candidates() {
-                Some(named) => {
-                    width = named.k();
-                    candidates.extend_from_slice(named.ids());
-                }
-                None => candidates.extend_from_slice(&sample.tokens()[sample.start()..]),
-            }
-            at += sample.tokens().len() - 1;
-        }
-        if at != block.rows() {
-            return Err(EngineError::Shape("a block of other samples".to_owned()));
-        }
-        let n = rows.len();
-        let mut picked = k.zeros(n * c.hidden).map_err(kernel)?;
-        k.gather_rows(output, c.hidden, &rows, &mut picked).map_err(kernel)?;
-        let mut hidden = k.zeros(n * c.hidden).map_err(kernel)?;
-        k.rms_norm(&picked, &self.base.final_norm, hidden_norm(&self.base, n), &mut hidden)
-            .map_err(kernel)?;
-        let pair_rows: Vec<u32> = (0..n as u32).collect();
-        let pairs = Pairs {
-            rows: &pair_rows,
-            inv_temperature: &inv_temperature,
-            candidates: &candidates,
-            k: width,
-        };
-        let want = chela_kernels::Want { entropy: want.0, top_k: want.1 };
-        let scores = k
-            .head_scores(&self.base.head, Mat::new(&hidden, n, c.hidden), pairs, want)
-            .map_err(kernel)?;
-        Ok(HeadRows { hidden, rows, pair_rows, inv_temperature, candidates, k: width, scores })
-    }
-
-    /// Derivative by the last layer's output from the derivatives by log-prob and entropy.
-    fn head_backward(
-        &self,
-        tape: &Tape<K>,
-        head: &HeadRows<K>,
-        d_logprobs: &[f32],
-        d_entropy: Option<&[f32]>,
-        block: &Block,
-    ) -> Result<K::Buf, EngineError> {
-        let (k, c, n) = (&self.k, &self.base.config, head.rows.len());
-        let mut d_hidden = k.zeros(n * c.hidden).map_err(kernel)?;
-        let pairs = Pairs {
-            rows: &head.pair_rows,
-            inv_temperature: &head.inv_temperature,
-            candidates: &head.candidates,
-            k: head.k,
-        };
-        let entropy = match (d_entropy, &head.scores.entropy) {
-            (Some(d), Some(e)) => Some((e.as_slice(), d)),
-            _ => None,
-        };
-        let grads = PairGrads { logsumexp: &head.scores.logsumexp, d_logprobs, entropy };
-        let hidden = Mat::new(&head.hidden, n, c.hidden);
-        let to = MatMut::new(&mut d_hidden, n, c.hidden);
-        k.head_backward(&self.base.head, hidden, pairs, grads, to).map_err(kernel)?;
-        let t = block.rows();
-        let mut spread = k.zeros(t * c.hidden).map_err(kernel)?;
-        k.scatter_add_rows(&d_hidden, c.hidden, &head.rows, &mut spread).map_err(kernel)?;
-        let output =
-            tape.output().ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
-        let mut dx = k.zeros(t * c.hidden).map_err(kernel)?;
-        let grad = NormGrad { dx: &mut dx, acc: Acc::Set, dw: None };
-        k.rms_norm_backward(
-            output,
-            &self.base.final_norm,
-            &spread,
-            hidden_norm(&self.base, t),
-            grad,
-        )
-        .map_err(kernel)?;
-        Ok(dx)
-    }
-
     fn check(&self, batch: &[Sample]) -> Result<(), EngineError> {
         let c = &self.base.config;
         for sample in batch {
             let n = sample.tokens().len();
             if n > c.context_length {
-                return Err(EngineError::ContextLength { prompt: n, context: c.context_length });
+                return Err(EngineError::ContextLength {
+                    prompt: n,
+                    context: c.context_length,
+                });
             }
             let named = sample.candidates().map_or(&[][..], |c| c.ids());
-            if let Some(id) =
-                sample.tokens().iter().chain(named).find(|t| **t as usize >= c.vocab)
+            if let Some(id) = sample
+                .tokens()
+                .iter()
+                .chain(named)
+                .find(|t| **t as usize >= c.vocab)
             {
                 return Err(EngineError::Token(*id, c.vocab));
             }
@@ -309,7 +244,10 @@ impl<K: Kernels> LocalLearner<K> {
     fn grad_norm(&self) -> Result<f64, EngineError> {
         let mut sum = 0.0;
         for buffer in buffers(&self.grads) {
-            sum += self.k.sum_squares(self.k.len(buffer), buffer).map_err(kernel)?;
+            sum += self
+                .k
+                .sum_squares(self.k.len(buffer), buffer)
+                .map_err(kernel)?;
         }
         Ok(sum.sqrt())
     }
@@ -354,33 +292,16 @@ impl<K: Kernels> LocalLearner<K> {
         let d_entropy = any_entropy.then_some(&d_entropy[..]);
         let dx = self.head_backward(&tape, &head, &d_logprobs, d_entropy, &block)?;
         drop(head);
-        let empty = Adapter { rank: self.grads.rank, alpha: self.grads.alpha, layers: Vec::new() };
+        let empty = Adapter {
+            rank: self.grads.rank,
+            alpha: self.grads.alpha,
+            layers: Vec::new(),
+        };
         let mut grads = std::mem::replace(&mut self.grads, empty);
         let result = self.pass(&block).backward(tape, dx, &mut grads);
         self.grads = grads;
         result
     }
-}
-
-/// Cuts a block's scores into the samples'.
-fn split(scores: &PairScores, samples: &[Sample], k: usize) -> Vec<Scored> {
-    let mut at = 0;
-    samples
-        .iter()
-        .map(|sample| {
-            let rows = at..at + sample.len();
-            at = rows.end;
-            Scored {
-                logprobs: scores.logprobs[rows.start * k..rows.end * k].to_vec(),
-                entropy: scores.entropy.as_ref().map(|e| e[rows.clone()].to_vec()),
-                top: scores.top.as_ref().map(|t| {
-                    let cut = rows.start * t.k..rows.end * t.k;
-                    (t.ids[cut.clone()].to_vec(), t.logprobs[cut].to_vec())
-                }),
-                values: None,
-            }
-        })
-        .collect()
 }
 
 impl<K: Kernels> Learner for LocalLearner<K> {
@@ -419,10 +340,18 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         let norm = self.grad_norm()?;
         if !norm.is_finite() {
             self.clear()?;
-            return Ok(StepReport { grad_norm: norm as f32, skipped: true, step: self.step });
+            return Ok(StepReport {
+                grad_norm: norm as f32,
+                skipped: true,
+                step: self.step,
+            });
         }
         let clip = f64::from(params.clip);
-        let grad_scale = if clip > 0.0 && norm > clip { (clip / norm) as f32 } else { 1.0 };
+        let grad_scale = if clip > 0.0 && norm > clip {
+            (clip / norm) as f32
+        } else {
+            1.0
+        };
         self.step += 1;
         let adamw = AdamW {
             lr: params.lr,
@@ -440,7 +369,11 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             k.adamw(param, grad, first, second, adamw).map_err(kernel)?;
         }
         self.clear()?;
-        Ok(StepReport { grad_norm: norm as f32, skipped: false, step: self.step })
+        Ok(StepReport {
+            grad_norm: norm as f32,
+            skipped: false,
+            step: self.step,
+        })
     }
 
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {
@@ -452,7 +385,8 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             std::fs::remove_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
         }
         std::fs::create_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
-        self.adapter.write(&self.k, &self.options.base_model, &temporary)?;
+        self.adapter
+            .write(&self.k, &self.options.base_model, &temporary)?;
         let mut tensors = Vec::new();
         for (name, moments) in [("first", &self.first), ("second", &self.second)] {
             for (i, buffer) in buffers(moments).enumerate() {
@@ -468,7 +402,10 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         if let Some(parent) = dir.parent() {
             sync_dir(parent)?;
         }
-        Ok(Checkpoint { dir: dir.to_path_buf(), step: self.step })
+        Ok(Checkpoint {
+            dir: dir.to_path_buf(),
+            step: self.step,
+        })
     }
 }
 
