@@ -1,7 +1,7 @@
 //! The local model: serves and trains at once from one copy of the base weights.
 //!
-//! One thread ([`scheduler`]) makes replies and scores texts; learners run on their callers' threads. Both use the same kernels and
-//! the same [`weights::BaseWeights`]; only adapters differ. No algorithm, no chat template and no tokenizer is known here.
+//! One thread (`scheduler`) makes replies and scores texts; learners run on their callers' threads. Both use the same kernels and
+//! the same base weights; only adapters differ. No algorithm, no chat template and no tokenizer is known here.
 
 pub mod adapter;
 pub mod bench;
