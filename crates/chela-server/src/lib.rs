@@ -21,3 +21,6 @@ pub use access::{Access, ROUTES, Route};
 pub use config::ServerConfig;
 pub use serve::serve;
 pub use server::{App, router};
+
+#[cfg(test)]
+mod tests;

@@ -1,44 +1,128 @@
-//! Reading a JSON body field by field, so that a refusal can name the field, and the three lists of chat completions.
+//! Reading a JSON body field by field, so that a refusal can name the field, and the three lists: fields honoured, fields refused,
+//! and all others, which have no effect.
 
 use crate::problem::Problem;
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
-/// Fields of a chat completion that are honoured.
-pub(crate) const HONOURED: &[&str] = &[
+/// Fields of a chat completion that do something.
+pub(crate) const CHAT_HONOURED: &[&str] = &[
     "model",
     "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
     "stream",
     "stream_options",
+    "n",
     "temperature",
     "top_p",
     "top_k",
     "min_p",
-    "n",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "seed",
     "frequency_penalty",
     "presence_penalty",
     "logit_bias",
+    "seed",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
     "logprobs",
     "top_logprobs",
-    "tools",
-    "tool_choice",
-    "chat_template_kwargs",
     "user",
     "prompt_cache_key",
+    "previous_response_id",
     "metadata",
     "session_id",
     "turn_type",
     "session_done",
-    "response_format",
-    "functions",
-    "function_call",
-    "modalities",
-    "audio",
 ];
+
+/// Fields of a text completion that do something.
+pub(crate) const TEXT_HONOURED: &[&str] = &[
+    "model",
+    "prompt",
+    "echo",
+    "stream",
+    "stream_options",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+    "max_tokens",
+    "stop",
+    "logprobs",
+];
+
+/// Fields that are refused, unless their value asks for nothing, because without them the reply would mean something else;
+/// each with what can be done instead. Any field on no list has no effect and is named in `x-chela-ignored`.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "response_format",
+        "only {\"type\": \"text\"} is possible so far",
+    ),
+    ("modalities", "only [\"text\"] is possible"),
+    ("audio", "replies are text"),
+    ("functions", "use tools"),
+    ("function_call", "use tools and tool_choice"),
+    ("web_search_options", "offer the search as a tool"),
+    (
+        "repetition_penalty",
+        "only 1 is possible; use frequency_penalty or presence_penalty",
+    ),
+    ("min_tokens", "only 0 is possible"),
+    ("ignore_eos", "only false is possible"),
+    ("stop_token_ids", "use stop"),
+    ("bad_words", "use logit_bias"),
+    ("guided_json", "grammars are not possible so far"),
+    ("guided_regex", "grammars are not possible so far"),
+    ("guided_choice", "grammars are not possible so far"),
+    ("guided_grammar", "grammars are not possible so far"),
+    ("structured_outputs", "grammars are not possible so far"),
+    ("grammar", "grammars are not possible so far"),
+    ("json_schema", "grammars are not possible so far"),
+    (
+        "prompt_logprobs",
+        "use /v1/completions with echo and logprobs",
+    ),
+    ("use_beam_search", "only false is possible"),
+    ("best_of", "only 1 is possible; use n"),
+    ("suffix", "a text cannot be filled in the middle"),
+    ("chat_template", "the model's own template is used"),
+    ("documents", "put them into a message"),
+    ("continue_final_message", "only false is possible"),
+    ("add_generation_prompt", "only true is possible"),
+    ("skip_special_tokens", "only true is possible"),
+];
+
+/// Values of refused fields that change nothing.
+fn asks_for_nothing(name: &str, value: &Value) -> bool {
+    match name {
+        "response_format" => value.get("type").and_then(Value::as_str) == Some("text"),
+        "modalities" => value
+            .as_array()
+            .is_some_and(|all| all.iter().all(|m| m.as_str() == Some("text"))),
+        "function_call" => matches!(value.as_str(), Some("none" | "auto")),
+        "repetition_penalty" | "best_of" => value.as_f64() == Some(1.0),
+        "min_tokens" | "prompt_logprobs" => value.as_f64() == Some(0.0),
+        "ignore_eos" | "use_beam_search" | "continue_final_message" => value == &Value::Bool(false),
+        "add_generation_prompt" | "skip_special_tokens" => value == &Value::Bool(true),
+        "suffix" => value.as_str() == Some(""),
+        _ => value.as_array().is_some_and(Vec::is_empty),
+    }
+}
+
+/// A prompt of a text completion.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum PromptText {
+    Text(String),
+    Ids(Vec<chela_core::TokenId>),
+}
 
 /// A body that is an object.
 pub(crate) struct Fields(Map<String, Value>);
@@ -51,15 +135,22 @@ pub(crate) fn invalid(field: impl Into<String>, message: impl std::fmt::Display)
     }
 }
 
+fn malformed(error: &serde_json::Error) -> Problem {
+    // Half of a UTF-16 pair is what JavaScript leaves when it cuts a string.
+    let said = error.to_string();
+    let message = if said.contains("surrogate") || said.contains("hex escape") {
+        format!(
+            "the body holds a broken \\u escape or half of a UTF-16 pair, which is no text: {error}"
+        )
+    } else {
+        format!("the body is not valid JSON: {error}")
+    };
+    Problem::new(StatusCode::BAD_REQUEST, message).code("invalid_json")
+}
+
 impl Fields {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Problem> {
-        let value: Value = serde_json::from_slice(body).map_err(|e| {
-            Problem::new(
-                StatusCode::BAD_REQUEST,
-                format!("the body is not valid JSON: {e}"),
-            )
-            .code("invalid_json")
-        })?;
+        let value: Value = serde_json::from_slice(body).map_err(|e| malformed(&e))?;
         match value {
             Value::Object(map) => Ok(Self(map)),
             _ => Err(Problem::new(
@@ -74,8 +165,45 @@ impl Fields {
         self.0.get(name).filter(|v| !v.is_null())
     }
 
-    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
-        self.0.keys()
+    /// An object with nothing in it.
+    pub(crate) fn none() -> Self {
+        Self(Map::new())
+    }
+
+    /// Names the fields without effect, or refuses what must not be ignored.
+    pub(crate) fn without_effect(&self, honoured: &[&str]) -> Result<Vec<String>, Problem> {
+        let mut ignored = Vec::new();
+        for (name, value) in self
+            .0
+            .iter()
+            .filter(|(n, v)| !v.is_null() && !honoured.contains(&n.as_str()))
+        {
+            match REFUSED.iter().find(|(refused, _)| refused == name) {
+                Some(_) if asks_for_nothing(name, value) => {}
+                Some((_, instead)) => {
+                    return Err(invalid(
+                        name.as_str(),
+                        format!("this is not supported: {instead}"),
+                    ));
+                }
+                None => ignored.push(name.clone()),
+            }
+        }
+        Ok(ignored)
+    }
+
+    pub(crate) fn object(&self, name: &str) -> Result<Option<&Map<String, Value>>, Problem> {
+        self.get(name)
+            .map(|v| {
+                v.as_object()
+                    .ok_or_else(|| invalid(name, "must be an object"))
+            })
+            .transpose()
+    }
+
+    /// A text that is neither absent nor blank, trimmed.
+    pub(crate) fn filled(&self, name: &str) -> Result<Option<&str>, Problem> {
+        Ok(self.text(name)?.map(str::trim).filter(|t| !t.is_empty()))
     }
 
     pub(crate) fn text(&self, name: &str) -> Result<Option<&str>, Problem> {
@@ -112,6 +240,9 @@ impl Fields {
         };
         match value.as_i64() {
             Some(n) if n >= low && n <= high => Ok(Some(n)),
+            Some(n) if high == i64::MAX => {
+                Err(invalid(name, format!("{n} must be at least {low}")))
+            }
             Some(n) => Err(invalid(
                 name,
                 format!("{n} must be between {low} and {high}"),

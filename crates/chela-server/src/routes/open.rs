@@ -1,0 +1,91 @@
+//! Routes that need no key: models, health, the page.
+
+use super::{check_health, decoded, key, no_model};
+use crate::{
+    access::Does,
+    problem::{Problem, json_response},
+    server::Server,
+};
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    response::Response,
+};
+use serde_json::{Value, json};
+
+/// Nothing from elsewhere is loaded, and no other page can frame this one.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+);
+
+pub(super) fn answer(
+    does: Does,
+    server: &Server,
+    headers: &HeaderMap,
+    uri: &Uri,
+) -> Result<Response, Problem> {
+    let ok = |value: &Value| Ok(json_response(StatusCode::OK, value));
+    match does {
+        Does::Health => {
+            check_health(server, false)?;
+            ok(&json!({"status": "ok"}))
+        }
+        Does::Ready => {
+            check_health(server, true)?;
+            ok(&json!({"status": "ready"}))
+        }
+        Does::Page => Ok(page()),
+        Does::Models => ok(&json!({"object": "list", "data": models(server, headers)})),
+        _ => {
+            let path = uri.path();
+            let id = decoded(path.split_once("/models/").map_or("", |(_, id)| id));
+            let found = models(server, headers)
+                .into_iter()
+                .find(|m| m["id"] == json!(id));
+            found
+                .map(|m| json_response(StatusCode::OK, &m))
+                .ok_or_else(|| no_model(&id))
+        }
+    }
+}
+
+fn page() -> Response {
+    let mut response = Response::new(Body::from(include_str!("../page.html")));
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/html; charset=utf-8"),
+    );
+    headers.insert(header::CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    response
+}
+
+/// Without a key the base models only: a probe sends none.
+fn models(server: &Server, headers: &HeaderMap) -> Vec<Value> {
+    let info = server.app.engine.info();
+    let row = |id: String, created: i64| {
+        json!({"id": id, "object": "model", "created": created, "owned_by": "chela",
+               "context_length": info.context_length, "max_model_len": info.context_length})
+    };
+    let mut all = vec![
+        row(info.model.clone(), server.started),
+        row(format!("{}:side", info.model), server.started),
+    ];
+    if let Some(key) = key(headers)
+        && let Ok(caller) = server.app.gatekeeper.identify(Some(&key))
+        && let Ok(view) = server.app.control.policy(&caller.profile)
+    {
+        let name = |number: u64| format!("{}@{number}", info.model);
+        all.push(row(name(0), server.started));
+        all.extend(
+            view.versions
+                .iter()
+                .map(|v| row(name(v.version.number), v.created / 1000)),
+        );
+    }
+    all
+}

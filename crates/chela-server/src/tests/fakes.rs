@@ -1,0 +1,344 @@
+//! Recorder, control plane and gatekeeper of the tests.
+
+use chela_core::*;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+use tokio::sync::watch;
+
+/// Keeps what it is given.
+pub struct FakeRecorder {
+    pub admitted: Mutex<Vec<ChatRequest>>,
+    pub callers: Mutex<Vec<Caller>>,
+    pub sealed: Mutex<Vec<Completion>>,
+    pub refuse_admit: Mutex<Option<Refusal>>,
+    pub refuse_seal: Mutex<Option<Refusal>>,
+    /// Sealing waits while false.
+    pub may_seal: watch::Sender<bool>,
+    pub sealing: AtomicU64,
+    pub version: AtomicU64,
+    next: AtomicU64,
+}
+
+impl Default for FakeRecorder {
+    fn default() -> Self {
+        Self {
+            admitted: Mutex::default(),
+            callers: Mutex::default(),
+            sealed: Mutex::default(),
+            refuse_admit: Mutex::default(),
+            refuse_seal: Mutex::default(),
+            may_seal: watch::Sender::new(true),
+            sealing: AtomicU64::new(0),
+            version: AtomicU64::new(0),
+            next: AtomicU64::new(1),
+        }
+    }
+}
+
+impl FakeRecorder {
+    pub fn finishes(&self) -> Vec<(usize, FinishReason)> {
+        self.sealed
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|c| (c.choice, c.finish))
+            .collect()
+    }
+
+    pub fn last_request(&self) -> ChatRequest {
+        self.admitted.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+impl Recorder for FakeRecorder {
+    fn admit<'a>(
+        &'a self,
+        caller: &'a Caller,
+        request: &'a ChatRequest,
+    ) -> BoxFuture<'a, Result<Admission, Refusal>> {
+        Box::pin(async move {
+            self.admitted.lock().unwrap().push(request.clone());
+            self.callers.lock().unwrap().push(caller.clone());
+            if let Some(refusal) = self.refuse_admit.lock().unwrap().clone() {
+                return Err(refusal);
+            }
+            let number = self.version.load(Ordering::SeqCst);
+            let first = self
+                .next
+                .fetch_add(request.choices as u64, Ordering::SeqCst);
+            let named = request
+                .hints
+                .session
+                .as_ref()
+                .map_or("s-new", |c| c.id.as_str());
+            Ok(Admission {
+                turns: (0..request.choices as u64)
+                    .map(|i| TurnId(first + i))
+                    .collect(),
+                profile: caller.profile.clone(),
+                session: SessionId::new(named)?,
+                session_source: "test".to_owned(),
+                parent: None,
+                kind: TurnKind::Main,
+                reason: "test".to_owned(),
+                private: request.hints.kind == Some(DeclaredKind::Private),
+                version: PolicyVersion {
+                    profile: caller.profile.clone(),
+                    number,
+                },
+                reuse: Err("first turn".to_owned()),
+                arrived: 1_700_000_000_123,
+            })
+        })
+    }
+
+    fn seal<'a>(
+        &'a self,
+        admission: &'a Admission,
+        _request: &'a ChatRequest,
+        completion: Completion,
+    ) -> BoxFuture<'a, Result<TurnId, Refusal>> {
+        Box::pin(async move {
+            self.sealing.fetch_add(1, Ordering::SeqCst);
+            self.may_seal
+                .subscribe()
+                .wait_for(|may| *may)
+                .await
+                .unwrap();
+            if let Some(refusal) = self.refuse_seal.lock().unwrap().clone() {
+                return Err(refusal);
+            }
+            let turn = admission.turns[completion.choice];
+            self.sealed.lock().unwrap().push(completion);
+            Ok(turn)
+        })
+    }
+}
+
+/// Notes what it is asked, in words; answers with the simplest thing.
+#[derive(Default)]
+pub struct FakeControl {
+    pub calls: Mutex<Vec<String>>,
+    pub refuse: Mutex<Option<Refusal>>,
+    pub sick: AtomicBool,
+    pub stories: Mutex<Vec<TurnStory>>,
+}
+
+impl FakeControl {
+    fn note(&self, call: String) -> Result<(), Refusal> {
+        self.calls.lock().unwrap().push(call);
+        self.refuse.lock().unwrap().clone().map_or(Ok(()), Err)
+    }
+
+    pub fn last(&self) -> String {
+        self.calls
+            .lock()
+            .unwrap()
+            .last()
+            .cloned()
+            .unwrap_or_default()
+    }
+}
+
+pub fn version_two() -> VersionRecord {
+    VersionRecord {
+        version: PolicyVersion {
+            profile: Profile::default(),
+            number: 2,
+        },
+        parent: 0,
+        steps: 1,
+        state: VersionState::Rejected("worse".to_owned()),
+        receipt: Some(Receipt {
+            weights_hash: "ab".to_owned(),
+            engine_canary: vec![-1.0],
+            learner_canary: vec![-1.0],
+        }),
+        checkpoint: None,
+        samples: vec![SampleId(5)],
+        metrics: vec![("loss".to_owned(), 0.5)],
+        created: 9_000,
+    }
+}
+
+fn record(id: &str) -> SessionRecord {
+    SessionRecord {
+        profile: Profile::default(),
+        id: SessionId::new(id).unwrap(),
+        key_hash: None,
+        task: None,
+        opened: 1,
+        last_active: 2,
+        ended: None,
+        turns: 3,
+    }
+}
+
+fn view(profile: &Profile) -> PolicyView {
+    PolicyView {
+        profile: profile.clone(),
+        served: 0,
+        paused: None,
+        versions: vec![version_two()],
+    }
+}
+
+impl ControlPlane for FakeControl {
+    fn feedback<'a>(
+        &'a self,
+        _caller: &'a Caller,
+        feedback: Feedback,
+    ) -> BoxFuture<'a, Result<(TurnId, Option<f32>), Refusal>> {
+        Box::pin(async move {
+            self.note(format!("feedback {feedback:?}"))?;
+            Ok((TurnId(7), feedback.score))
+        })
+    }
+
+    fn start_session(
+        &self,
+        profile: Profile,
+        task: Option<String>,
+        key: Option<String>,
+    ) -> BoxFuture<'_, Result<(SessionId, String), Refusal>> {
+        Box::pin(async move {
+            self.note(format!("start {profile} {task:?} {key:?}"))?;
+            Ok((SessionId::new("s-1")?, "sk-1".to_owned()))
+        })
+    }
+
+    fn set_reward<'a>(
+        &'a self,
+        _caller: &'a Caller,
+        reward: f32,
+        turn: Option<TurnId>,
+    ) -> BoxFuture<'a, Result<TurnId, Refusal>> {
+        Box::pin(async move {
+            self.note(format!("reward {reward} {turn:?}"))?;
+            Ok(TurnId(7))
+        })
+    }
+
+    fn end_session<'a>(&'a self, _caller: &'a Caller) -> BoxFuture<'a, Result<u64, Refusal>> {
+        Box::pin(async move {
+            self.note("end".to_owned())?;
+            Ok(4)
+        })
+    }
+
+    fn export(
+        &self,
+        session: &SessionId,
+        discount: f32,
+        style: ExportStyle,
+    ) -> Result<Vec<ExportRow>, Refusal> {
+        self.note(format!("export {session} {discount} {style:?}"))?;
+        Ok(vec![ExportRow {
+            turn: TurnId(7),
+            input_ids: vec![1, 2],
+            loss_mask: vec![false, true],
+            logprobs: vec![0.0, -0.5],
+            versions: vec![-1, 3],
+            reward: Some(1.0),
+            hints: vec![],
+        }])
+    }
+
+    fn sessions(&self, _caller: &Caller, limit: usize) -> Result<Vec<SessionRecord>, Refusal> {
+        self.note(format!("sessions {limit}"))?;
+        Ok(vec![record("a/b")])
+    }
+
+    fn session(
+        &self,
+        _caller: &Caller,
+        session: &SessionId,
+    ) -> Result<(SessionRecord, Vec<TurnStory>), Refusal> {
+        self.note(format!("session {session}"))?;
+        Ok((
+            record(session.as_str()),
+            self.stories.lock().unwrap().clone(),
+        ))
+    }
+
+    fn forget_session<'a>(
+        &'a self,
+        _caller: &'a Caller,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<u64, Refusal>> {
+        Box::pin(async move {
+            self.note(format!("forget {session}"))?;
+            Ok(3)
+        })
+    }
+
+    fn policy(&self, profile: &Profile) -> Result<PolicyView, Refusal> {
+        self.note(format!("policy {profile}"))?;
+        Ok(view(profile))
+    }
+
+    fn steer(
+        &self,
+        profile: Profile,
+        action: PolicyAction,
+    ) -> BoxFuture<'_, Result<PolicyView, Refusal>> {
+        Box::pin(async move {
+            self.note(format!("steer {profile} {action:?}"))?;
+            Ok(view(&profile))
+        })
+    }
+
+    fn status(&self, _caller: &Caller) -> Result<StatusView, Refusal> {
+        self.note("status".to_owned())?;
+        Ok(StatusView {
+            model: "org/base".to_owned(),
+            context_length: 4096,
+            learning: true,
+            notices: vec!["no judge".to_owned()],
+            counts: StoreCounts {
+                turns: vec![(TurnKind::Side, "title".to_owned(), 2)],
+                samples: vec![("pending".to_owned(), 1)],
+                ..StoreCounts::default()
+            },
+            judging: 0,
+            judge_errors: vec![],
+            profiles: vec![view(&Profile::default())],
+        })
+    }
+
+    fn health(&self) -> Result<(), String> {
+        match self.sick.load(Ordering::SeqCst) {
+            true => Err("the disk is full".to_owned()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Keys are named after what they may do.
+#[derive(Default)]
+pub struct FakeGate {
+    /// Keys are needed for everything.
+    pub strict: bool,
+}
+
+impl Gatekeeper for FakeGate {
+    fn identify(&self, key: Option<&str>) -> Result<Caller, Refusal> {
+        let caller = |scope, session| {
+            Ok(Caller {
+                profile: Profile::default(),
+                scope,
+                session,
+            })
+        };
+        match key {
+            Some("admin") => caller(Scope::Admin, None),
+            Some("feedback") => caller(Scope::Feedback, None),
+            Some("session") => caller(Scope::Chat, Some(SessionId::new("s-1")?)),
+            Some("chat") => caller(Scope::Chat, None),
+            _ if self.strict => Err(Refusal::Unauthenticated("no such key".to_owned())),
+            _ => caller(Scope::Chat, None),
+        }
+    }
+}
