@@ -1,10 +1,12 @@
 //! From a reply's tokens to what a client sees: text, reasoning, tool calls. What is streamed adds up to the final message.
 
 use crate::{
+    call::{self, Found},
     decode::TextDecoder,
     stop::{StopText, overlap},
 };
 use chela_core::{Message, TokenId, ToolCall};
+use std::sync::Arc;
 
 /// How to read a reply.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +39,24 @@ pub enum AnswerDelta {
     },
 }
 
+const THINK: (&str, &str) = ("<think>", "</think>");
+
+/// Tags that a tokenizer has as control tokens, which have no text of their own.
+#[derive(Clone, Debug)]
+pub struct Tags(Arc<[(TokenId, &'static str)]>);
+
+impl Tags {
+    /// Among these control tokens.
+    pub fn new(specials: &[(TokenId, String)]) -> Self {
+        let tags = [THINK.0, THINK.1, call::OPEN, call::CLOSE];
+        let of = |tag: &'static str| {
+            let found = specials.iter().find(|(_, text)| text == tag)?;
+            Some((found.0, tag))
+        };
+        Self(tags.into_iter().filter_map(of).collect())
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Start,
@@ -45,36 +65,53 @@ enum Place {
     Call,
 }
 
-const THINK: (&str, &str) = ("<think>", "</think>");
-const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
-
 /// Follows one reply.
+///
+/// Line ends next to the think tags and white space next to a call belong to neither text: templates write them.
 #[derive(Clone, Debug)]
 pub struct AnswerParser {
     decoder: TextDecoder,
+    tags: Tags,
     stop: StopText,
     options: AnswerOptions,
     place: Place,
+    /// Read and not yet understood.
     held: String,
+    /// How much of `held` is known to hold no end of a call.
+    searched: usize,
+    /// White space that is part of the text only when more text follows.
+    gap: String,
+    /// What was last read is a tag, not text.
+    after_tag: bool,
     message: Message,
 }
 
 impl AnswerParser {
     /// Nothing read yet.
-    pub fn new(decoder: TextDecoder, options: AnswerOptions) -> Self {
+    pub(crate) fn new(decoder: TextDecoder, tags: Tags, options: AnswerOptions) -> Self {
         Self {
             decoder,
+            tags,
             stop: StopText::new(&options.stops),
             options,
             place: Place::Start,
             held: String::new(),
+            searched: 0,
+            gap: String::new(),
+            after_tag: false,
             message: Message::assistant(""),
         }
     }
 
     /// Takes a token of the reply (end ids included: they have no text).
     pub fn push(&mut self, id: TokenId) -> Vec<AnswerDelta> {
-        let text = self.decoder.push(id);
+        let tag = self.tags.0.iter().find(|(tag, _)| *tag == id);
+        let text = match tag {
+            Some((_, tag)) if self.options.tools || [THINK.0, THINK.1].contains(tag) => {
+                self.decoder.finish() + tag
+            }
+            _ => self.decoder.push(id),
+        };
         let text = self.stop.push(&text);
         self.read(&text, false)
     }
@@ -84,11 +121,13 @@ impl AnswerParser {
         let mut text = self.decoder.finish();
         text = self.stop.push(&text);
         text += &self.stop.finish();
-        let deltas = self.read(&text, true);
-        (
-            deltas,
-            std::mem::replace(&mut self.message, Message::assistant("")),
-        )
+        let mut deltas = self.read(&text, true);
+        if !self.after_tag {
+            let gap = std::mem::take(&mut self.gap);
+            self.emit(gap, &mut deltas);
+        }
+        let message = std::mem::replace(&mut self.message, Message::assistant(""));
+        (deltas, message)
     }
 
     fn read(&mut self, text: &str, last: bool) -> Vec<AnswerDelta> {
@@ -106,7 +145,7 @@ impl AnswerParser {
                 let trimmed = self.held.trim_start();
                 if let Some(rest) = trimmed.strip_prefix(THINK.0) {
                     self.held = rest.to_owned();
-                    self.place = Place::Thinking;
+                    self.enter(Place::Thinking);
                     return true;
                 }
                 if !last && THINK.0.starts_with(trimmed) {
@@ -116,42 +155,70 @@ impl AnswerParser {
                 true
             }
             Place::Thinking => self.until(THINK.1, Place::Text, last, deltas),
-            Place::Text if self.options.tools => self.until(CALL.0, Place::Call, last, deltas),
+            Place::Text if self.options.tools => self.until(call::OPEN, Place::Call, last, deltas),
             Place::Text => {
                 let text = std::mem::take(&mut self.held);
-                self.say(text, deltas);
+                self.say(&text, deltas);
                 false
             }
             Place::Call => self.call(last, deltas),
         }
     }
 
+    /// Past a tag: the white space before it is no text.
+    fn enter(&mut self, place: Place) {
+        self.place = place;
+        self.gap.clear();
+        self.after_tag = true;
+    }
+
     /// Says the text before `tag`; the tag moves to `next`.
     fn until(&mut self, tag: &str, next: Place, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
         if let Some(at) = self.held.find(tag) {
-            let rest = self.held[at + tag.len()..].to_owned();
-            self.held.truncate(at);
-            let text = std::mem::replace(&mut self.held, rest);
-            self.say(text, deltas);
-            self.place = next;
+            let rest = self.held.split_off(at + tag.len());
+            let mut text = std::mem::replace(&mut self.held, rest);
+            text.truncate(at);
+            self.say(&text, deltas);
+            if next == Place::Call {
+                // Whether it is a call, and the white space before it no text, is not known yet.
+                self.place = next;
+                self.searched = 0;
+            } else {
+                self.enter(next);
+            }
             return true;
         }
         let keep = if last { 0 } else { overlap(&self.held, tag) };
         let rest = self.held.split_off(self.held.len() - keep);
         let text = std::mem::replace(&mut self.held, rest);
-        self.say(text, deltas);
+        self.say(&text, deltas);
         false
     }
 
-    fn say(&mut self, text: String, deltas: &mut Vec<AnswerDelta>) {
+    /// Text of the place where we are; white space that may turn out to be none is kept back.
+    fn say(&mut self, text: &str, deltas: &mut Vec<AnswerDelta>) {
+        let mut all = std::mem::take(&mut self.gap) + text;
+        if self.after_tag && self.message.tool_calls.is_empty() {
+            let from = all.len() - all.trim_start_matches('\n').len();
+            all.drain(..from);
+        }
+        let end = match (self.place, self.options.tools) {
+            (Place::Thinking, _) => all.trim_end_matches('\n').len(),
+            (_, true) => all.trim_end().len(),
+            (_, false) => all.len(),
+        };
+        self.gap = all.split_off(end);
+        self.emit(all, deltas);
+    }
+
+    fn emit(&mut self, text: String, deltas: &mut Vec<AnswerDelta>) {
         if text.is_empty() {
             return;
         }
+        self.after_tag = false;
         if self.place == Place::Thinking {
-            self.message
-                .reasoning
-                .get_or_insert_default()
-                .push_str(&text);
+            let reasoning = self.message.reasoning.get_or_insert_default();
+            reasoning.push_str(&text);
             deltas.push(AnswerDelta::Reasoning(text));
         } else {
             self.message.content.push_str(&text);
@@ -159,67 +226,38 @@ impl AnswerParser {
         }
     }
 
-    /// A call becomes one when its end is there and it is lawful; else its text is text: never both, never neither.
+    /// A call becomes one when it is lawful; else its text is text: never both, never neither.
     fn call(&mut self, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
-        let end = self.held.find(CALL.1);
-        let (body, after) = match end {
-            Some(at) => (self.held[..at].to_owned(), Some(at + CALL.1.len())),
-            None if last => (self.held.clone(), None),
-            None => return false,
+        let (call, length) = match call::find(&self.held, self.searched, last) {
+            Found::More(from) => {
+                self.searched = from;
+                return false;
+            }
+            Found::Call(call, length) => (Some(call), length),
+            Found::Text(length) => (None, length),
         };
-        let rest = after.map_or(String::new(), |at| self.held[at..].to_owned());
-        self.held = rest;
+        let rest = self.held.split_off(length);
+        let text = std::mem::replace(&mut self.held, rest);
         self.place = Place::Text;
-        match parse(&body) {
-            Some((name, arguments)) => {
-                let index = self.message.tool_calls.len();
-                let id = call_id(self.options.call_id_seed, index);
-                self.message.tool_calls.push(ToolCall {
-                    id: id.clone(),
-                    name: name.clone(),
-                    arguments: arguments.clone(),
-                });
-                deltas.push(AnswerDelta::ToolCall {
-                    index,
-                    id,
-                    name,
-                    arguments,
-                });
-            }
-            None => {
-                let close = if after.is_some() { CALL.1 } else { "" };
-                self.say(format!("{}{body}{close}", CALL.0), deltas);
-            }
-        }
+        let Some(call) = call else {
+            self.say(&format!("{}{text}", call::OPEN), deltas);
+            return true;
+        };
+        self.enter(Place::Text);
+        let index = self.message.tool_calls.len();
+        let id = call::id(self.options.call_id_seed, index);
+        let (name, arguments) = (call.name, call.arguments);
+        self.message.tool_calls.push(ToolCall {
+            id: id.clone(),
+            name: name.clone(),
+            arguments: arguments.clone(),
+        });
+        deltas.push(AnswerDelta::ToolCall {
+            index,
+            id,
+            name,
+            arguments,
+        });
         true
     }
-}
-
-/// Name and arguments of a lawful call: an object with a non-empty `name` and `arguments` that are an object (or absent).
-fn parse(body: &str) -> Option<(String, String)> {
-    let value: serde_json::Value = serde_json::from_str(body.trim()).ok()?;
-    let name = value
-        .get("name")?
-        .as_str()
-        .filter(|n| !n.is_empty())?
-        .to_owned();
-    match value.get("arguments") {
-        None if value.get("parameters").is_none() => Some((name, "{}".to_owned())),
-        Some(arguments) if arguments.is_object() => Some((name, arguments.to_string())),
-        _ => None,
-    }
-}
-
-/// `call_` and 24 letters and digits.
-fn call_id(seed: u64, index: usize) -> String {
-    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    let mut state = seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut id = String::from("call_");
-    for _ in 0..24 {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        id.push(LETTERS[((state >> 33) % 36) as usize] as char);
-    }
-    id
 }

@@ -1,15 +1,15 @@
 //! [`Chat`]: one model's template and tokenizer.
 
 use crate::{
-    answer::{AnswerOptions, AnswerParser},
+    answer::{AnswerOptions, AnswerParser, Tags},
     decode::{Bytes, TextDecoder},
-    encode::Encoder,
+    encode::{Encoder, unguard},
     error::ChatError,
     stop::StopGuide,
-    template::Template,
+    template::{Clock, Prepared, Template},
 };
 use chela_core::{Conversation, Guide, ReusablePrefix, Role, Segment, TokenId};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 use tokenizers::Tokenizer;
 
 /// What a [`Chat`] is made of.
@@ -24,17 +24,20 @@ pub struct ChatParts {
     pub eos: Option<String>,
     /// Ids that end a reply.
     pub end_ids: Vec<TokenId>,
-    /// Control tokens with their texts.
+    /// Control tokens with their texts; those that the tokenizer itself calls special need not be named.
     pub specials: Vec<(TokenId, String)>,
 }
 
 /// Template and tokenizer of one model.
 pub struct Chat {
     template: Template,
+    /// For requests with tools, where the model has another one for these.
+    tool_template: Option<Template>,
     encoder: Encoder,
     bytes: Arc<Bytes>,
+    tags: Tags,
     end_ids: Vec<TokenId>,
-    specials: Vec<(TokenId, String)>,
+    specials: BTreeMap<TokenId, String>,
     vocabulary: usize,
     hash: String,
 }
@@ -60,29 +63,46 @@ impl Chat {
         let tokenizer = model
             .tokenizer()
             .map_err(|e| ChatError::Tokenizer(e.to_string()))?;
-        Self::from_parts(ChatParts {
+        let mut chat = Self::from_parts(ChatParts {
             tokenizer,
-            template: template.to_string(),
+            template,
             bos: model.bos_token().map(str::to_owned),
             eos: model.eos_token().map(str::to_owned),
             end_ids: model.config().end_ids.clone(),
             specials: model.special_tokens(),
-        })
+        })?;
+        chat.tool_template = model
+            .tool_template()
+            .map(|source| Template::new(&source, model.bos_token(), model.eos_token()))
+            .transpose()?;
+        Ok(chat)
     }
 
     /// From parts, for tests.
     pub fn from_parts(parts: ChatParts) -> Result<Self, ChatError> {
         let template = Template::new(&parts.template, parts.bos.as_deref(), parts.eos.as_deref())?;
-        let bytes = Arc::new(Bytes::new(&parts.tokenizer, &parts.specials));
+        let specials = control_tokens(&parts);
+        let list: Vec<_> = specials.clone().into_iter().collect();
         Ok(Self {
             template,
-            bytes,
+            tool_template: None,
+            bytes: Arc::new(Bytes::new(&parts.tokenizer, &specials)),
+            tags: Tags::new(&list),
             end_ids: parts.end_ids,
             vocabulary: parts.tokenizer.get_vocab_size(true),
             hash: chela_model::tokenizer_hash(&parts.tokenizer),
-            encoder: Encoder::new(parts.tokenizer, parts.specials.clone()),
-            specials: parts.specials,
+            encoder: Encoder::new(parts.tokenizer, &list)?,
+            specials,
         })
+    }
+
+    /// Replaces the time that templates are told (the system's, in UTC).
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        if let Some(template) = &mut self.tool_template {
+            template.set_clock(clock.clone());
+        }
+        self.template.set_clock(clock);
+        self
     }
 
     /// SHA-256 of the tokenizer; must equal the engine's.
@@ -102,85 +122,114 @@ impl Chat {
 
     /// The template has a place for tools.
     pub fn supports_tools(&self) -> bool {
-        self.template.tools
+        self.tool_template.is_some() || self.template.tools
+    }
+
+    fn template(&self, conversation: &Conversation) -> Result<&Template, ChatError> {
+        match &self.tool_template {
+            _ if conversation.tools.is_empty() => Ok(&self.template),
+            Some(template) => Ok(template),
+            None if self.template.tools => Ok(&self.template),
+            None => Err(ChatError::NoTools),
+        }
     }
 
     /// Renders for generation. With `reuse`, the tokens begin with the recorded ones when the template writes the same history;
     /// else a new segment with the reason.
+    ///
+    /// System messages stay where they are as long as the template takes them there; when it refuses, all of them (an API's
+    /// `developer` messages included) are joined by two newlines into one message at the start.
     pub fn render(
         &self,
         conversation: &Conversation,
         reuse: Result<&ReusablePrefix, &str>,
     ) -> Result<Rendered, ChatError> {
-        if !conversation.tools.is_empty() && !self.supports_tools() {
-            return Err(ChatError::NoTools);
-        }
-        let guarded = self.encoder.guard(conversation);
-        let whole = self.template.render(&guarded, true)?;
+        let template = self.template(conversation)?;
+        let prepared = Prepared::new(conversation, &self.encoder)?;
+        let whole = template.render(&prepared, prepared.len(), true)?;
         let why = match reuse {
-            Err(why) => why.to_owned(),
-            Ok(reuse) => match self.continued(&guarded, &whole, reuse)? {
-                Ok(tokens) => {
-                    return Ok(Rendered {
-                        tokens,
-                        segment: Segment::Extends,
-                    });
+            Err(why) => why,
+            Ok(reuse) => match self.after(template, &prepared, &whole, reuse) {
+                Err(why) => why,
+                Ok(rest) => {
+                    let mut tokens = reuse.tokens.clone();
+                    // Encoded with the end token, which decides what becomes of white space after it.
+                    let rest = self.encoder.rendered(rest, false)?;
+                    tokens.extend(rest.into_iter().skip(usize::from(reuse.ended)));
+                    let segment = Segment::Extends;
+                    return Ok(Rendered { tokens, segment });
                 }
-                Err(why) => why.to_owned(),
             },
         };
         Ok(Rendered {
-            tokens: self.encoder.rendered(&whole)?,
-            segment: Segment::Opened(why),
+            tokens: self.encoder.rendered(&whole, true)?,
+            segment: Segment::Opened(why.to_owned()),
         })
     }
 
-    /// The recorded tokens and what the template writes after the answer they end with.
-    fn continued(
+    /// What the template writes from the end token on that closes the recorded answer, or why the tokens are not what it writes.
+    fn after<'a>(
         &self,
-        guarded: &Conversation,
-        whole: &str,
+        template: &Template,
+        prepared: &Prepared,
+        whole: &'a str,
         reuse: &ReusablePrefix,
-    ) -> Result<Result<Vec<TokenId>, &'static str>, ChatError> {
-        if reuse.messages == 0 || reuse.messages > guarded.messages.len() {
-            return Ok(Err("history edited"));
+    ) -> Result<&'a str, &'static str> {
+        let answers = |at: usize| prepared.role(at) == Some(Role::Assistant);
+        let before = reuse.messages.checked_sub(1).filter(|at| answers(*at));
+        let before = before.ok_or("history edited")?;
+        let part = |count, generate| {
+            let text = template.render(prepared, count, generate);
+            text.map_err(|_| "the template refuses the history alone")
+        };
+        let asked = part(before, true)?;
+        let answered = part(reuse.messages, false)?;
+        if !whole.starts_with(&answered) || !answered.starts_with(&asked) {
+            return Err("the template rewrites earlier turns");
         }
-        let covered = |n: usize| Conversation {
-            messages: guarded.messages[..n].to_vec(),
-            ..guarded.clone()
-        };
-        let (Ok(asked), Ok(answered)) = (
-            self.template.render(&covered(reuse.messages - 1), true),
-            self.template.render(&covered(reuse.messages), false),
-        ) else {
-            return Ok(Err("the template refuses the history alone"));
-        };
-        let (Some(answer), Some(after)) =
-            (answered.strip_prefix(&asked), whole.strip_prefix(&answered))
-        else {
-            return Ok(Err("the template rewrites earlier turns"));
-        };
-        // What follows the answer begins at the end token that closes it.
-        let ends = self
-            .specials
-            .iter()
-            .filter(|(id, _)| self.end_ids.contains(id));
-        let close = ends
-            .filter_map(|(_, text)| answer.rfind(text.as_str()).map(|at| (at, text)))
-            .max();
-        let Some((at, text)) = close else {
-            return Ok(Err("the template closes an answer without an end token"));
-        };
-        let from = if reuse.ended { at + text.len() } else { at };
-        let mut tokens = reuse.tokens.clone();
-        tokens.extend(
-            self.encoder
-                .rendered(&format!("{}{after}", &answer[from..]))?,
-        );
-        Ok(Ok(tokens))
+        let head = (0..before).take_while(|at| !answers(*at)).count();
+        if !self.begins(&reuse.tokens, &part(head, false)?) {
+            return Err("tools, template options or date changed");
+        }
+        let written = &answered[asked.len()..];
+        let ends = self.end_ids.iter().filter_map(|id| self.specials.get(id));
+        let close = ends.filter_map(|text| written.rfind(text.as_str())).max();
+        let at = close.ok_or("the template closes an answer without an end token")?;
+        Ok(&whole[asked.len() + at..])
     }
 
-    /// The prompt with a hint appended to the message it answers; an empty hint renders nothing.
+    /// The recorded tokens begin with this rendered text: the messages before any answer, with the tools.
+    fn begins(&self, tokens: &[TokenId], head: &str) -> bool {
+        let text = unguard(head);
+        let mut rest = text.as_bytes();
+        for id in tokens {
+            let bytes = match self.specials.get(id) {
+                Some(text) => text.as_bytes(),
+                None => self.bytes.of(*id),
+            };
+            let n = bytes.len().min(rest.len());
+            if bytes[..n] != rest[..n] {
+                break;
+            }
+            rest = &rest[n..];
+            if rest.is_empty() {
+                break;
+            }
+        }
+        if rest.is_empty() {
+            return true;
+        }
+        // A tokenizer that normalizes does not give the same text back. Up to the last control token no id depends on what
+        // follows.
+        let mut ids = self.encoder.rendered(head, true).unwrap_or_default();
+        while ids.last().is_some_and(|id| !self.specials.contains_key(id)) {
+            ids.pop();
+        }
+        !ids.is_empty() && tokens.starts_with(&ids)
+    }
+
+    /// The prompt with a hint appended to the message it answers: the last user message, or the last message when there is
+    /// none. An empty hint gives the plain prompt.
     pub fn render_hinted(
         &self,
         conversation: &Conversation,
@@ -193,8 +242,10 @@ impl Chat {
             let message = &mut hinted.messages[at];
             message.content = format!("{}\n\n[user hint]\n{hint}", message.content);
         }
-        let whole = self.template.render(&self.encoder.guard(&hinted), true)?;
-        self.encoder.rendered(&whole)
+        let prepared = Prepared::new(&hinted, &self.encoder)?;
+        let template = self.template(&hinted)?;
+        let whole = template.render(&prepared, prepared.len(), true)?;
+        self.encoder.rendered(&whole, true)
     }
 
     /// Ordinary text: never a control id.
@@ -210,7 +261,7 @@ impl Chat {
         text
     }
 
-    /// Raw bytes of one token.
+    /// Raw bytes of one token; none of a control token.
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
         self.bytes.of(id).to_vec()
     }
@@ -230,6 +281,28 @@ impl Chat {
 
     /// Follows a reply.
     pub fn answer_parser(&self, options: AnswerOptions) -> AnswerParser {
-        AnswerParser::new(self.decoder(), options)
+        AnswerParser::new(self.decoder(), self.tags.clone(), options)
     }
+}
+
+/// Every token that is no text: those named, those the tokenizer calls special, and what opens or ends a text.
+fn control_tokens(parts: &ChatParts) -> BTreeMap<TokenId, String> {
+    let tokenizer = &parts.tokenizer;
+    let added = tokenizer.get_added_tokens_decoder();
+    let special = added.iter().filter(|(_, token)| token.special);
+    let mut all: BTreeMap<TokenId, String> = special
+        .map(|(id, token)| (*id, token.content.clone()))
+        .collect();
+    for text in [&parts.bos, &parts.eos].into_iter().flatten() {
+        if let Some(id) = tokenizer.token_to_id(text) {
+            all.insert(id, text.clone());
+        }
+    }
+    for id in &parts.end_ids {
+        if let Some(text) = tokenizer.id_to_token(*id) {
+            all.insert(*id, text);
+        }
+    }
+    all.extend(parts.specials.iter().cloned());
+    all
 }

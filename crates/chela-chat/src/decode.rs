@@ -1,42 +1,41 @@
 //! Ids to text, whole characters only.
 
 use chela_core::TokenId;
-use std::sync::Arc;
+use serde_json::Value as Json;
+use std::{collections::BTreeMap, sync::Arc};
+use tokenizers::Tokenizer;
 
 /// The bytes of every token; control tokens have none.
 #[derive(Debug)]
 pub struct Bytes {
     tokens: Vec<Vec<u8>>,
+    /// A text's first space was put there by the tokenizer (SentencePiece).
+    opening_space: bool,
 }
 
 impl Bytes {
     /// From the tokenizer's own pieces: byte-level BPE (GPT-2's alphabet) or plain text with byte fallback (`<0x0A>`).
-    pub fn new(tokenizer: &tokenizers::Tokenizer, specials: &[(TokenId, String)]) -> Self {
-        let size = tokenizer.get_vocab_size(true);
-        let is_special = |id: u32| specials.iter().any(|(s, _)| *s == id);
-        let added: std::collections::HashSet<u32> = tokenizer
-            .get_added_tokens_decoder()
-            .keys()
-            .copied()
-            .collect();
-        let byte_level = looks_byte_level(tokenizer);
-        let tokens = (0..size as u32)
-            .map(|id| {
-                if is_special(id) {
-                    return Vec::new();
-                }
-                let piece = tokenizer.id_to_token(id).unwrap_or_default();
-                if added.contains(&id) {
-                    return piece.into_bytes();
-                }
-                if byte_level {
-                    from_byte_level(&piece)
-                } else {
-                    from_plain(&piece)
-                }
-            })
-            .collect();
-        Self { tokens }
+    pub fn new(tokenizer: &Tokenizer, specials: &BTreeMap<TokenId, String>) -> Self {
+        let vocabulary = tokenizer.get_vocab(true);
+        let added = tokenizer.get_added_tokens_decoder();
+        let (byte_level, opening_space) = manner(tokenizer);
+        let alphabet = alphabet();
+        let size = vocabulary.values().max().map_or(0, |id| *id as usize + 1);
+        let mut tokens = vec![Vec::new(); size];
+        for (piece, id) in vocabulary {
+            if specials.contains_key(&id) {
+                continue;
+            }
+            tokens[id as usize] = match added.get(&id) {
+                Some(token) => token.content.clone().into_bytes(),
+                None if byte_level => from_byte_level(&piece, &alphabet),
+                None => from_plain(&piece),
+            };
+        }
+        Self {
+            tokens,
+            opening_space,
+        }
     }
 
     /// Of one token; empty for control tokens and ids that do not exist.
@@ -45,27 +44,39 @@ impl Bytes {
     }
 }
 
-fn looks_byte_level(tokenizer: &tokenizers::Tokenizer) -> bool {
-    // A byte-level alphabet writes a space as Ġ; SentencePiece writes ▁.
-    tokenizer.token_to_id("Ġ").is_some() || tokenizer.token_to_id("Ċ").is_some()
+/// Whether pieces are written in GPT-2's alphabet, and whether decoding takes a space off the beginning.
+fn manner(tokenizer: &Tokenizer) -> (bool, bool) {
+    let mut parts = vec![serde_json::to_value(tokenizer.get_decoder()).unwrap_or_default()];
+    if parts[0].is_null() {
+        parts = vec![serde_json::to_value(tokenizer.get_pre_tokenizer()).unwrap_or_default()];
+    }
+    let (mut byte_level, mut opening_space) = (false, false);
+    while let Some(part) = parts.pop() {
+        match part["type"].as_str() {
+            Some("ByteLevel") => byte_level = true,
+            Some("Strip") => opening_space |= part["content"] == " " && part["start"] == 1,
+            Some("Metaspace") => opening_space |= part["prepend_scheme"] != "never",
+            _ => {}
+        }
+        for list in ["decoders", "pretokenizers"] {
+            let list = part.get(list).and_then(Json::as_array);
+            parts.extend(list.cloned().unwrap_or_default());
+        }
+    }
+    (byte_level, opening_space)
 }
 
 /// GPT-2's reversible alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
-fn byte_of(c: char) -> Option<u8> {
-    let code = c as u32;
-    let printable =
-        |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
-    if code < 256 {
-        return printable(code).then_some(code as u8);
-    }
-    (0..256u32)
-        .filter(|b| !printable(*b))
-        .nth((code - 256) as usize)
-        .map(|b| b as u8)
+fn alphabet() -> Vec<Option<u8>> {
+    let printable = |b: &u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
+    let mut table: Vec<Option<u8>> = (0..=255).map(|b| Some(b).filter(printable)).collect();
+    table.extend((0..=255).filter(|b| !printable(b)).map(Some));
+    table
 }
 
-fn from_byte_level(piece: &str) -> Vec<u8> {
-    let bytes: Option<Vec<u8>> = piece.chars().map(byte_of).collect();
+fn from_byte_level(piece: &str, alphabet: &[Option<u8>]) -> Vec<u8> {
+    let byte = |c: char| alphabet.get(c as usize).copied().flatten();
+    let bytes: Option<Vec<u8>> = piece.chars().map(byte).collect();
     bytes.unwrap_or_else(|| piece.as_bytes().to_vec())
 }
 
@@ -82,6 +93,7 @@ fn from_plain(piece: &str) -> Vec<u8> {
 pub struct TextDecoder {
     bytes: Arc<Bytes>,
     held: Vec<u8>,
+    begun: bool,
 }
 
 impl TextDecoder {
@@ -90,12 +102,20 @@ impl TextDecoder {
         Self {
             bytes,
             held: Vec::new(),
+            begun: false,
         }
     }
 
     /// The characters that this token completes.
     pub fn push(&mut self, id: TokenId) -> String {
-        self.held.extend_from_slice(self.bytes.of(id));
+        let mut bytes = self.bytes.of(id);
+        if !self.begun && !bytes.is_empty() {
+            self.begun = true;
+            if self.bytes.opening_space {
+                bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+            }
+        }
+        self.held.extend_from_slice(bytes);
         self.take(false)
     }
 
@@ -140,10 +160,14 @@ impl TextDecoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn decoder(pieces: &[&[u8]]) -> TextDecoder {
         let tokens = pieces.iter().map(|p| p.to_vec()).collect();
-        TextDecoder::new(Arc::new(Bytes { tokens }))
+        TextDecoder::new(Arc::new(Bytes {
+            tokens,
+            opening_space: false,
+        }))
     }
 
     #[test]
@@ -168,14 +192,33 @@ mod tests {
 
     #[test]
     fn the_byte_alphabet_is_gpt2s() {
-        assert_eq!(from_byte_level("Ġhi"), b" hi");
-        assert_eq!(from_byte_level("Ċ"), b"\n");
+        let alphabet = alphabet();
+        assert_eq!(from_byte_level("Ġhi", &alphabet), b" hi");
+        assert_eq!(from_byte_level("Ċ", &alphabet), b"\n");
         assert_eq!(from_plain("▁a"), b" a");
         assert_eq!(from_plain("<0x0A>"), b"\n");
-        let all: std::collections::HashSet<u8> = (0..0x200)
-            .filter_map(char::from_u32)
-            .filter_map(byte_of)
-            .collect();
+        let all: std::collections::HashSet<u8> = alphabet.into_iter().flatten().collect();
         assert_eq!(all.len(), 256);
+    }
+
+    proptest! {
+        /// However the bytes are cut into tokens, the text is that of all bytes at once.
+        #[test]
+        fn pieces_add_up_to_the_whole(
+            bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0x80u8..0xc0, Just(0xe2), Just(0xf0)], 0..40),
+            cuts in prop::collection::vec(1usize..5, 40),
+        ) {
+            let mut rest = bytes.as_slice();
+            let mut tokens = Vec::new();
+            for n in cuts {
+                let (token, after) = rest.split_at(n.min(rest.len()));
+                tokens.push(token);
+                rest = after;
+            }
+            let mut d = decoder(&tokens);
+            let mut text: String = (0..tokens.len() as u32).map(|id| d.push(id)).collect();
+            text += &d.finish();
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+        }
     }
 }

@@ -5,10 +5,10 @@ use thiserror::Error;
 /// Refusals and failures of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ChatError {
-    /// The model has no chat template, or one that cannot be parsed.
+    /// The model has no chat template, or one that cannot be parsed (with the line).
     #[error("chat template: {0}")]
     Template(String),
-    /// The template refused this conversation, in its own words.
+    /// The template refused this conversation in its own words, or failed on it (with the line).
     #[error("the model's chat template refuses this conversation: {0}")]
     Refused(String),
     /// Tools were asked of a template that has no place for them.

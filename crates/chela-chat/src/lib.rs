@@ -3,10 +3,12 @@
 //! Two promises: text that somebody typed never becomes a control token, and tokens that were sampled are never tokenized again.
 
 mod answer;
+mod call;
 mod chat;
 mod decode;
 mod encode;
 mod error;
+mod python;
 mod stop;
 mod template;
 
@@ -14,3 +16,4 @@ pub use answer::{AnswerDelta, AnswerOptions, AnswerParser};
 pub use chat::{Chat, ChatParts, Rendered};
 pub use decode::TextDecoder;
 pub use error::ChatError;
+pub use template::Clock;

@@ -1,337 +1,299 @@
 //! The model's own chat template, rendered as Hugging Face renders it.
 
-use crate::error::ChatError;
-use chela_core::{Conversation, Message, Role};
-use minijinja::{
-    Environment, Error, ErrorKind, Value,
-    syntax::SyntaxConfig,
-    value::{Kwargs, Serde},
+use crate::{
+    encode::Encoder,
+    error::ChatError,
+    python::{strftime, to_json},
 };
-use serde_json::{Value as Json, json};
+use chela_core::{Conversation, Message, Role};
+use minijinja::{Environment, Error, ErrorKind, Value, syntax::SyntaxConfig, value::Serde};
+use regex::Regex;
+use serde_json::{Map, Value as Json, json};
+use std::{sync::Arc, time::SystemTime};
+
+/// Tells the time to templates that ask for it.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// A compiled template.
 pub struct Template {
     environment: Environment<'static>,
     /// It names `tools`.
     pub tools: bool,
-    bos: String,
-    eos: String,
+    bos: Option<String>,
+    eos: Option<String>,
 }
 
 const NAME: &str = "chat";
 
-impl Template {
-    /// Compiles it. `{% generation %}` marks (which only training scripts read) are taken out.
-    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, ChatError> {
-        let source = source
-            .replace("{% generation %}", "")
-            .replace("{% endgeneration %}", "");
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .keep_trailing_newline(false)
-            .build()
-            .map_err(|e| ChatError::Template(e.to_string()))?;
-        environment.set_syntax(syntax);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> Result<Value, Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", to_json);
-        environment
-            .add_template_owned(NAME, source.clone())
-            .map_err(|e| ChatError::Template(e.to_string()))?;
-        Ok(Self {
-            environment,
-            tools: source.contains("tools"),
-            bos: bos.unwrap_or_default().to_owned(),
-            eos: eos.unwrap_or_default().to_owned(),
-        })
-    }
+/// Tells what `raise_exception` raised from other failures.
+#[derive(Debug)]
+struct Raised;
 
-    /// Renders; system messages that the template would refuse where they stand are joined into one leading message.
-    pub fn render(&self, conversation: &Conversation, generate: bool) -> Result<String, ChatError> {
-        match self.render_as_is(conversation, generate) {
-            Err(ChatError::Refused(why)) => match lead(&conversation.messages) {
-                Some(messages) => {
-                    let merged = Conversation {
-                        messages,
-                        ..conversation.clone()
-                    };
-                    self.render_as_is(&merged, generate)
-                }
-                None => Err(ChatError::Refused(why)),
-            },
-            other => other,
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("raised by the template")
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// A conversation as a template reads it, its typed text guarded; made once and rendered in parts.
+pub struct Prepared {
+    messages: Vec<(Role, Value)>,
+    /// Texts of the system messages, in order of `messages`.
+    system: Vec<String>,
+    tools: Value,
+    args: Map<String, Json>,
+}
+
+impl Prepared {
+    /// Reads the conversation's JSON and guards every typed text.
+    pub fn new(conversation: &Conversation, encoder: &Encoder) -> Result<Self, ChatError> {
+        let guarded = |mut json: Json| {
+            encoder.guard_json(&mut json);
+            json
+        };
+        let mut messages = Vec::with_capacity(conversation.messages.len());
+        let mut system = Vec::new();
+        for (index, m) in conversation.messages.iter().enumerate() {
+            if m.role == Role::System {
+                system.push(encoder.guard(&m.content));
+            }
+            let value = Value::from(Serde(message(index, m, encoder)?));
+            messages.push((m.role, value));
         }
-    }
-
-    fn render_as_is(&self, c: &Conversation, generate: bool) -> Result<String, ChatError> {
-        let messages: Vec<Json> = c
-            .messages
-            .iter()
-            .enumerate()
-            .map(message)
-            .collect::<Result<_, _>>()?;
-        let mut context = serde_json::Map::new();
-        if let Some(args) = &c.template_args {
-            match parse(args, "chat_template_kwargs")? {
-                Json::Object(map) => context.extend(map),
+        let mut tools = Vec::with_capacity(conversation.tools.len());
+        for (i, tool) in conversation.tools.iter().enumerate() {
+            tools.push(guarded(parse(&tool.definition, || format!("tools[{i}]"))?));
+        }
+        // Transformers passes None where there are none.
+        let tools = if tools.is_empty() {
+            Json::Null
+        } else {
+            Json::Array(tools)
+        };
+        let what = || "chat_template_kwargs".to_owned();
+        let args = match conversation.template_args.as_deref() {
+            None => Map::new(),
+            Some(text) => match guarded(parse(text, what)?) {
+                Json::Object(map) => map,
                 _ => {
                     return Err(ChatError::Json {
-                        what: "chat_template_kwargs".to_owned(),
+                        what: what(),
                         error: "must be an object".to_owned(),
                     });
                 }
-            }
+            },
+        };
+        Ok(Self {
+            messages,
+            system,
+            tools: Value::from(Serde(tools)),
+            args,
+        })
+    }
+
+    /// Number of messages.
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Who speaks in a message.
+    pub fn role(&self, at: usize) -> Option<Role> {
+        self.messages.get(at).map(|(role, _)| *role)
+    }
+
+    fn first(&self, count: usize) -> Vec<Value> {
+        let covered = self.messages.iter().take(count);
+        covered.map(|(_, value)| value.clone()).collect()
+    }
+
+    /// The first messages with all their system messages as one at the start; `None` when that is how they stand already.
+    fn led(&self, count: usize) -> Option<Vec<Value>> {
+        let system = |m: &&(Role, Value)| m.0 == Role::System;
+        let covered = &self.messages[..count.min(self.messages.len())];
+        covered.iter().skip(1).find(system)?;
+        let texts = &self.system[..covered.iter().filter(system).count()];
+        let lead = json!({"role": Role::System.as_str(), "content": texts.join("\n\n")});
+        let rest = covered.iter().filter(|m| !system(m));
+        let rest = rest.map(|(_, value)| value.clone());
+        Some(
+            std::iter::once(Value::from(Serde(lead)))
+                .chain(rest)
+                .collect(),
+        )
+    }
+}
+
+impl Template {
+    /// Compiles it.
+    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, ChatError> {
+        let bad = |e: &dyn std::fmt::Display| ChatError::Template(e.to_string());
+        // `{% generation %}` marks what training scripts learn from; to a reader it is a block like any other.
+        let marks =
+            Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").map_err(|e| bad(&e))?;
+        let source = marks.replace_all(source, "{%$1 ${2}with $3%}").into_owned();
+        let tools = source.contains("tools");
+        let mut environment = environment()?;
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|e| ChatError::Template(with_line(&e)))?;
+        let mut template = Self {
+            environment,
+            tools,
+            bos: bos.map(str::to_owned),
+            eos: eos.map(str::to_owned),
+        };
+        template.set_clock(Arc::new(SystemTime::now));
+        Ok(template)
+    }
+
+    /// What `strftime_now` reads.
+    pub fn set_clock(&mut self, clock: Clock) {
+        let now = move |format: String| strftime(clock(), &format);
+        self.environment.add_function("strftime_now", now);
+    }
+
+    /// Renders the first messages. Where the template refuses them and system messages stand elsewhere than at the start,
+    /// these are joined by two newlines into one leading message.
+    pub fn render(
+        &self,
+        prepared: &Prepared,
+        count: usize,
+        generate: bool,
+    ) -> Result<String, ChatError> {
+        let as_is = self.render_messages(prepared, prepared.first(count), generate);
+        match (&as_is, prepared.led(count)) {
+            (Err(_), Some(messages)) => self.render_messages(prepared, messages, generate),
+            _ => as_is,
         }
-        let tools: Vec<Json> = c
-            .tools
-            .iter()
-            .enumerate()
-            .map(|(i, t)| parse(&t.definition, &format!("tools[{i}]")))
-            .collect::<Result<_, _>>()?;
-        context.insert("messages".to_owned(), Json::Array(messages));
-        context.insert("add_generation_prompt".to_owned(), json!(generate));
-        context.insert("bos_token".to_owned(), json!(self.bos));
-        context.insert("eos_token".to_owned(), json!(self.eos));
-        if !tools.is_empty() {
-            context.insert("tools".to_owned(), Json::Array(tools));
+    }
+
+    fn render_messages(
+        &self,
+        prepared: &Prepared,
+        messages: Vec<Value>,
+        generate: bool,
+    ) -> Result<String, ChatError> {
+        let mut context = vec![("documents".to_owned(), Value::from(()))];
+        let args = prepared.args.iter();
+        context.extend(args.map(|(k, v)| (k.clone(), Value::from(Serde(v.clone())))));
+        // What the server decides comes last and wins.
+        let mut own = |key: &str, value: Value| context.push((key.to_owned(), value));
+        own("messages", Value::from(messages));
+        own("tools", prepared.tools.clone());
+        own("add_generation_prompt", Value::from(generate));
+        if let Some(bos) = &self.bos {
+            own("bos_token", Value::from(bos.as_str()));
+        }
+        if let Some(eos) = &self.eos {
+            own("eos_token", Value::from(eos.as_str()));
         }
         let template = self
             .environment
             .get_template(NAME)
-            .map_err(|e| ChatError::Template(e.to_string()))?;
+            .map_err(|e| ChatError::Template(with_line(&e)))?;
         template
-            .render(Value::from(Serde(Json::Object(context))))
-            .map_err(|e| ChatError::Refused(e.detail().unwrap_or(&e.to_string()).to_owned()))
+            .render(Value::from_pairs(context))
+            .map_err(|e| refusal(&e))
     }
 }
 
-fn parse(text: &str, what: &str) -> Result<Json, ChatError> {
+/// Jinja as Transformers sets it up.
+fn environment() -> Result<Environment<'static>, ChatError> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .keep_trailing_newline(false)
+        .build()
+        .map_err(|e| ChatError::Template(e.to_string()))?;
+    environment.set_syntax(syntax);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    let raise = |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised))
+    };
+    environment.add_function("raise_exception", raise);
+    environment.add_filter("tojson", to_json);
+    // A value that is not there is never the word None.
+    environment.set_formatter(|out, state, value| {
+        let value = if value.is_none() {
+            &Value::UNDEFINED
+        } else {
+            value
+        };
+        minijinja::escape_formatter(out, state, value)
+    });
+    Ok(environment)
+}
+
+/// The template's own words, or where it failed.
+fn refusal(error: &Error) -> ChatError {
+    let mut at: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(e) = at {
+        if let Some(e) = e.downcast_ref::<Error>()
+            && std::error::Error::source(e).is_some_and(|s| s.is::<Raised>())
+        {
+            return ChatError::Refused(e.detail().unwrap_or_default().to_owned());
+        }
+        at = e.source();
+    }
+    ChatError::Refused(with_line(error))
+}
+
+fn with_line(error: &Error) -> String {
+    let mut text = error.kind().to_string();
+    if let Some(line) = error.line() {
+        text = format!("line {line}: {text}");
+    }
+    if let Some(detail) = error.detail() {
+        text = format!("{text}: {detail}");
+    }
+    match std::error::Error::source(error) {
+        Some(source) => format!("{text} ({source})"),
+        None => text,
+    }
+}
+
+fn parse(text: &str, what: impl Fn() -> String) -> Result<Json, ChatError> {
     serde_json::from_str(text).map_err(|e| ChatError::Json {
-        what: what.to_owned(),
-        error: e.to_string(),
+        what: what(),
+        error: format!("is not JSON: {e}"),
     })
 }
 
-fn message((index, m): (usize, &Message)) -> Result<Json, ChatError> {
-    let mut map = serde_json::Map::new();
+fn message(index: usize, m: &Message, encoder: &Encoder) -> Result<Json, ChatError> {
+    let typed = |text: &str| Json::String(encoder.guard(text));
+    let mut map = Map::new();
     map.insert("role".to_owned(), json!(m.role.as_str()));
-    map.insert("content".to_owned(), json!(m.content));
+    map.insert("content".to_owned(), typed(&m.content));
     if let Some(reasoning) = &m.reasoning {
-        map.insert("reasoning_content".to_owned(), json!(reasoning));
+        map.insert("reasoning_content".to_owned(), typed(reasoning));
     }
-    if !m.tool_calls.is_empty() {
-        let call = |(i, c): (usize, &chela_core::ToolCall)| {
-            let arguments = parse(
-                &c.arguments,
-                &format!("messages[{index}].tool_calls[{i}].arguments"),
-            )?;
-            Ok(json!({"id": c.id, "type": "function",
-                      "function": {"name": c.name, "arguments": arguments}}))
+    let mut calls = Vec::with_capacity(m.tool_calls.len());
+    for (i, call) in m.tool_calls.iter().enumerate() {
+        // Some clients send nothing for a call without arguments.
+        let mut arguments = match call.arguments.trim() {
+            "" => json!({}),
+            text => parse(text, || {
+                format!("messages[{index}].tool_calls[{i}].function.arguments")
+            })?,
         };
-        let calls: Vec<Json> = m
-            .tool_calls
-            .iter()
-            .enumerate()
-            .map(call)
-            .collect::<Result<_, ChatError>>()?;
+        encoder.guard_json(&mut arguments);
+        let function = json!({"name": typed(&call.name), "arguments": arguments});
+        calls.push(json!({"id": typed(&call.id), "type": "function", "function": function}));
+    }
+    if !calls.is_empty() {
         map.insert("tool_calls".to_owned(), Json::Array(calls));
     }
     if let Some(id) = &m.tool_call_id {
-        map.insert("tool_call_id".to_owned(), json!(id));
+        map.insert("tool_call_id".to_owned(), typed(id));
     }
     if let Some(name) = &m.name {
-        map.insert("name".to_owned(), json!(name));
+        map.insert("name".to_owned(), typed(name));
     }
     Ok(Json::Object(map))
 }
 
-/// All system messages as one at the start; `None` when that is how it stands already.
-fn lead(messages: &[Message]) -> Option<Vec<Message>> {
-    let out_of_place = messages.iter().skip(1).any(|m| m.role == Role::System);
-    if !out_of_place {
-        return None;
-    }
-    let (system, rest): (Vec<_>, Vec<_>) = messages
-        .iter()
-        .cloned()
-        .partition(|m| m.role == Role::System);
-    let text: Vec<String> = system.into_iter().map(|m| m.content).collect();
-    let mut all = vec![Message::system(text.join("\n\n"))];
-    all.extend(rest);
-    Some(all)
-}
-
-/// Python's `json.dumps(ensure_ascii=False)`: `, ` and `: ` between, keys in wire order, nothing escaped for HTML.
-fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    let _: Option<bool> = kwargs.get("ensure_ascii")?;
-    kwargs.assert_all_used()?;
-    let json = serde_json::to_value(&value)
-        .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-    let mut out = String::new();
-    write_json(&json, indent, 0, &mut out);
-    Ok(Value::from(out))
-}
-
-fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
-    let line = |out: &mut String, depth: usize| {
-        if let Some(n) = indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', n * depth));
-        }
-    };
-    let gap = if indent.is_some() { "," } else { ", " };
-    match value {
-        Json::Array(items) if !items.is_empty() => {
-            out.push('[');
-            for (i, item) in items.iter().enumerate() {
-                if i > 0 {
-                    out.push_str(gap);
-                }
-                line(out, depth + 1);
-                write_json(item, indent, depth + 1, out);
-            }
-            line(out, depth);
-            out.push(']');
-        }
-        Json::Object(map) if !map.is_empty() => {
-            out.push('{');
-            for (i, (key, item)) in map.iter().enumerate() {
-                if i > 0 {
-                    out.push_str(gap);
-                }
-                line(out, depth + 1);
-                out.push_str(&Json::String(key.clone()).to_string());
-                out.push_str(": ");
-                write_json(item, indent, depth + 1, out);
-            }
-            line(out, depth);
-            out.push('}');
-        }
-        other => out.push_str(&other.to_string()),
-    }
-}
-
-/// Today as the template wants it. Only the directives that templates in use have; others are an error, not a guess.
-fn strftime_now(format: String) -> Result<String, Error> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let days = now.map_or(0, |d| d.as_secs() / 86_400) as i64;
-    let (year, month, day) = civil(days);
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    let name = MONTHS[(month - 1) as usize];
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        match chars.next() {
-            Some('Y') => out.push_str(&year.to_string()),
-            Some('m') => out.push_str(&format!("{month:02}")),
-            Some('d') => out.push_str(&format!("{day:02}")),
-            Some('b') => out.push_str(&name[..3]),
-            Some('B') => out.push_str(name),
-            other => {
-                let what = format!(
-                    "strftime_now: directive %{} is not supported",
-                    other.unwrap_or(' ')
-                );
-                return Err(Error::new(ErrorKind::InvalidOperation, what));
-            }
-        }
-    }
-    Ok(out)
-}
-
-/// Year, month, day of a day number since 1970 (H. Hinnant, "chrono-compatible low-level date algorithms").
-fn civil(days: i64) -> (i64, i64, i64) {
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let doe = z.rem_euclid(146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let day = doy - (153 * mp + 2) / 5 + 1;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (yoe + era * 400 + i64::from(month <= 2), month, day)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(20_787), (2026, 11, 30));
-        assert!(strftime_now("%Q".to_owned()).is_err());
-    }
-
-    #[test]
-    fn tojson_is_pythons_and_keeps_wire_order() {
-        let tool = chela_core::Tool {
-            name: "f".to_owned(),
-            definition: r#"{"zeta":{"b":1,"a":[1,2]},"alpha":"<é&你'>","mid":{}}"#.to_owned(),
-        };
-        let c = Conversation {
-            messages: vec![Message::user("x")],
-            tools: vec![tool],
-            template_args: None,
-        };
-        let t = Template::new("{{ tools[0] | tojson }}", None, None).unwrap();
-        assert_eq!(
-            t.render(&c, true).unwrap(),
-            r#"{"zeta": {"b": 1, "a": [1, 2]}, "alpha": "<é&你'>", "mid": {}}"#
-        );
-    }
-
-    #[test]
-    fn system_messages_are_joined_only_where_the_template_refuses() {
-        let strict = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system must come first') }}{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}";
-        let c = Conversation {
-            messages: vec![
-                Message::system("a"),
-                Message::user("u"),
-                Message::system("b"),
-            ],
-            ..Conversation::default()
-        };
-        let t = Template::new(strict, None, None).unwrap();
-        assert_eq!(t.render(&c, false).unwrap(), "[system:a\n\nb][user:u]");
-        let lax = Template::new(
-            "{% for m in messages %}{{ m.content }}{% endfor %}",
-            None,
-            None,
-        );
-        assert_eq!(lax.unwrap().render(&c, false).unwrap(), "aub");
-        let never = Template::new("{{ raise_exception('no') }}", None, None).unwrap();
-        assert_eq!(
-            never.render(&c, false),
-            Err(ChatError::Refused("no".to_owned()))
-        );
-        assert!(Template::new("{% if %}", None, None).is_err());
-    }
-}
+mod tests;

@@ -1,0 +1,203 @@
+//! From sampled tokens to what a client sees.
+
+use crate::common::{CHATML, byte_level_chat, kinds};
+use chela_chat::{AnswerDelta, AnswerOptions, Chat};
+use chela_core::{Flow, Message, ToolCall};
+use proptest::prelude::*;
+
+fn plain() -> &'static Chat {
+    &kinds()[0].chat
+}
+
+fn read_ids(chat: &Chat, ids: &[u32], options: AnswerOptions) -> (Vec<AnswerDelta>, Message) {
+    let mut parser = chat.answer_parser(options);
+    let mut deltas: Vec<AnswerDelta> = ids.iter().flat_map(|id| parser.push(*id)).collect();
+    let (last, message) = parser.finish();
+    deltas.extend(last);
+    (deltas, message)
+}
+
+/// A reply's text through the parser.
+fn read(text: &str, options: AnswerOptions) -> Message {
+    read_ids(plain(), &plain().encode(text).unwrap(), options).1
+}
+
+fn with_tools() -> AnswerOptions {
+    AnswerOptions {
+        tools: true,
+        ..AnswerOptions::default()
+    }
+}
+
+#[test]
+fn calls_are_found_and_broken_ones_stay_text() {
+    let good = "a<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": {\"y\": [1, 2]}}}\n</tool_call>b<tool_call>{\"name\":\"g\"}</tool_call>";
+    let message = read(good, with_tools());
+    assert_eq!(message.content, "ab");
+    let calls: Vec<_> = message
+        .tool_calls
+        .iter()
+        .map(|c| (c.name.as_str(), c.arguments.as_str()))
+        .collect();
+    assert_eq!(calls, [("f", "{\"x\": {\"y\": [1, 2]}}"), ("g", "{}")]);
+    assert_ne!(message.tool_calls[0].id, message.tool_calls[1].id);
+    for broken in [
+        "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":1}",
+        "hm \n <tool_call>{\"name\":\"f\",}</tool_call> \n",
+        "<tool_call>{\"arguments\":{}}</tool_call>",
+        "<tool_call>{'name':'f'}</tool_call> z",
+        "<tool_call>{\"name\":\"f\",\"arguments\":\"{}\"}</tool_call>",
+        "<tool_call>{\"name\":\"f</tool_call>",
+        "<tool_call>",
+        "stray </tool_call>",
+        "<tool_call>{\"name\":\"f\",\"parameters\":{}}</tool_call>",
+    ] {
+        let message = read(broken, with_tools());
+        assert!(message.tool_calls.is_empty());
+        assert_eq!(message.content, broken);
+    }
+    let message = read(good, AnswerOptions::default());
+    assert_eq!(message.content, good, "without tools it is text");
+    // A reply may end before the close is written.
+    let message = read("<tool_call>{\"name\":\"f\"}", with_tools());
+    assert_eq!(
+        (message.content.as_str(), message.tool_calls.len()),
+        ("", 1)
+    );
+}
+
+#[test]
+fn a_call_comes_out_as_soon_as_it_is_whole() {
+    let mut parser = plain().answer_parser(with_tools());
+    let ids = plain().encode("<tool_call>{\"name\":\"f\"}</tool_call>");
+    let deltas: Vec<_> = ids
+        .unwrap()
+        .into_iter()
+        .flat_map(|id| parser.push(id))
+        .collect();
+    let [AnswerDelta::ToolCall { index: 0, .. }] = deltas.as_slice() else {
+        panic!("{deltas:?}");
+    };
+}
+
+#[test]
+fn white_space_at_tags_is_the_templates() {
+    let call = "<tool_call>{\"name\":\"f\"}</tool_call>";
+    let both = format!("<think>\nhm\n</think>\n\nok \n{call}\n{call}\n");
+    let then = format!("{call}\nthen");
+    for (text, reasoning, content, calls) in [
+        (both.as_str(), "hm", "ok", 2),
+        (&then, "", "\nthen", 1),
+        ("<think>\n\n</think>\n\nok\n", "", "ok\n", 0),
+        ("<think>\n a\n\nb", " a\n\nb", "", 0),
+        (" \n ok \n", "", " \n ok \n", 0),
+    ] {
+        let message = read(text, with_tools());
+        let seen = message.reasoning.unwrap_or_default();
+        assert_eq!(seen, reasoning, "{text:?}");
+        assert_eq!(message.content, content, "{text:?}");
+        assert_eq!(message.tool_calls.len(), calls, "{text:?}");
+    }
+}
+
+#[test]
+fn a_call_drafted_while_thinking_is_not_made() {
+    let text = "<think>maybe <tool_call>{\"name\":\"del\"}</tool_call> no</think>ok";
+    let message = read(text, with_tools());
+    assert_eq!(
+        (message.content.as_str(), message.tool_calls.len()),
+        ("ok", 0)
+    );
+    assert!(message.reasoning.unwrap().contains("<tool_call>"));
+}
+
+#[test]
+fn tags_that_are_control_tokens_are_seen() {
+    let tags = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+    let chat = byte_level_chat(CHATML, &tags.map(|tag| (tag, true)));
+    let end = chat.end_ids()[0];
+    // The tags' ids follow those of `<|im_end|>` and `<|endoftext|>`.
+    let [think, unthink, open, close] = [2, 3, 4, 5].map(|n| end + n);
+    let json = chat.encode("{\"name\":\"f\"}").unwrap();
+    let ids = [&[think], &json[..], &[unthink, open], &json, &[close, end]].concat();
+    let (_, message) = read_ids(&chat, &ids, with_tools());
+    assert_eq!(message.reasoning.as_deref(), Some("{\"name\":\"f\"}"));
+    assert_eq!(
+        (message.content.as_str(), message.tool_calls.len()),
+        ("", 1)
+    );
+}
+
+/// Joins what was streamed.
+fn join(deltas: Vec<AnswerDelta>) -> Message {
+    let mut all = Message::assistant("");
+    for delta in deltas {
+        match delta {
+            AnswerDelta::Content(text) => all.content += &text,
+            AnswerDelta::Reasoning(text) => *all.reasoning.get_or_insert_default() += &text,
+            AnswerDelta::ToolCall {
+                index,
+                id,
+                name,
+                arguments,
+            } => {
+                assert_eq!(index, all.tool_calls.len());
+                let call = ToolCall {
+                    id,
+                    name,
+                    arguments,
+                };
+                all.tool_calls.push(call);
+            }
+        }
+    }
+    all
+}
+
+proptest! {
+    /// What is streamed adds up to the message, however the text is cut into tokens; nothing is lost and no stop string shown.
+    #[test]
+    fn deltas_add_up(
+        text in "(<think>)?([a-z界🦀 \n]|</think>|<tool_call>|\\{\"name\":\"f\"\\}|\"|</tool_call>|STOP|<t){0,14}",
+        tools in any::<bool>(),
+    ) {
+        let stops = vec!["STOP".to_owned()];
+        let options = AnswerOptions { tools, stops, call_id_seed: 3 };
+        let chat = plain();
+        let (deltas, message) = read_ids(chat, &chat.encode(&text).unwrap(), options.clone());
+        prop_assert_eq!(&join(deltas), &message);
+        let letters = text.chars().flat_map(|c| chat.encode(&c.to_string()).unwrap());
+        let (deltas, same) = read_ids(chat, &letters.collect::<Vec<u32>>(), options);
+        prop_assert_eq!(&join(deltas), &same);
+        prop_assert_eq!(&same, &message);
+        prop_assert!(!message.content.contains("STOP"));
+        if !text.contains(['<', 'S']) {
+            prop_assert_eq!(message.content, text);
+        }
+    }
+
+    /// The engine stops at the token that completes a stop string, and no sooner.
+    #[test]
+    fn the_guide_stops_where_the_text_says(
+        text in "[abh🦀]{0,20}", stops in prop::collection::vec("[abh🦀]{1,3}", 1..3),
+    ) {
+        let chat = plain();
+        let mut guide = chat.stop_guide(&stops).unwrap();
+        let mut decoder = chat.decoder();
+        let mut seen = String::new();
+        for id in chat.encode(&text).unwrap() {
+            seen += &decoder.push(id);
+            let hit = stops.iter().any(|s| seen.contains(s.as_str()));
+            prop_assert_eq!(guide.accept(id), if hit { Flow::Stop } else { Flow::Continue });
+            if hit {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn no_stops_need_no_guide() {
+    assert!(plain().stop_guide(&[]).is_none());
+    assert!(plain().stop_guide(&[String::new()]).is_none());
+}
