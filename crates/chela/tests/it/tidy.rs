@@ -9,8 +9,8 @@ use std::{
 const ARROWS: &[(&str, &[&str])] = &[
     ("chela-core", &[]),
     ("chela-kernels", &[]),
-    ("chela-model", &["chela-core"]),
-    ("chela-rl", &["chela-core"]),
+    ("chela-model", &[]),
+    ("chela-rl", &[]),
     ("chela-chat", &["chela-core", "chela-model"]),
     ("chela-store", &["chela-core"]),
     (
