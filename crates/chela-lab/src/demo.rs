@@ -58,9 +58,9 @@ impl Default for DemoOptions {
     }
 }
 
-/// A rule of the server's `rules` judge that the control run needs: its remarks speak of something else.
+/// A rule of the server's `rules` judge, which reads the simulated user's remarks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ControlRule {
+pub struct DemoRule {
     /// Name.
     pub name: String,
     /// Regular expression.
@@ -71,18 +71,44 @@ pub struct ControlRule {
     pub hint: Option<String>,
 }
 
-/// Coin tails: a remark about an unrelated preference scores −1 and is the hint, as a complaint is in the real run.
-pub fn control_rules() -> Vec<ControlRule> {
+/// How this user complains about length and how they give thanks; the complaint itself is the hint.
+pub fn rules() -> Vec<DemoRule> {
+    vec![
+        DemoRule {
+            name: "too-long".to_owned(),
+            pattern: r"\b(too (long|wordy|detailed|much)|wordy|short(er|en)?|brief|concise|condense|fewer words|less text|words or less|no more than \d+ words|under \d+ words|few words|tl;?dr|(single|one|two)[ -](short )?sentences?|a sentence( or two)?)\b".to_owned(),
+            reward: -1.0,
+            hint: Some("$text".to_owned()),
+        },
+        accepted(),
+    ]
+}
+
+/// The control's rules: tails is a remark about an unrelated preference, which scores −1 and is the hint as a complaint is in the
+/// real run; heads is thanks. Complaints about length do not occur.
+pub fn control_rules() -> Vec<DemoRule> {
     let all: Vec<String> = texts::unrelated()
         .iter()
         .map(|t| regex::escape(t))
         .collect();
-    vec![ControlRule {
-        name: "coin-tails".to_owned(),
-        pattern: format!("^(?:{})$", all.join("|")),
-        reward: -1.0,
-        hint: Some("$text".to_owned()),
-    }]
+    vec![
+        DemoRule {
+            name: "coin-tails".to_owned(),
+            pattern: format!("^(?:{})$", all.join("|")),
+            reward: -1.0,
+            hint: Some("$text".to_owned()),
+        },
+        accepted(),
+    ]
+}
+
+fn accepted() -> DemoRule {
+    DemoRule {
+        name: "accepted".to_owned(),
+        pattern: r"\b(thanks?|thank you|cheers|perfect|great|helpful|useful|i'll|i'm happy|pleased|appreciated|settled|now i understand|that (works|does it)|good to know|very good|learned something)\b".to_owned(),
+        reward: 1.0,
+        hint: None,
+    }
 }
 
 /// What one arm came to.
@@ -306,16 +332,29 @@ fn watch(
 mod tests {
     use super::*;
 
+    /// The first rule that matches, as the judge reads it.
+    fn heard(rules: &[DemoRule], text: &str) -> Option<String> {
+        rules
+            .iter()
+            .find(|r| {
+                let pattern = format!("(?i){}", r.pattern);
+                regex::Regex::new(&pattern).unwrap().is_match(text)
+            })
+            .map(|r| r.name.clone())
+    }
+
     #[test]
-    fn the_control_rule_knows_each_unrelated_remark_and_no_other() {
-        let rules = control_rules();
-        let rule = regex::Regex::new(&format!("(?i){}", rules[0].pattern)).unwrap();
-        assert!(texts::unrelated().iter().all(|t| rule.is_match(t)));
-        assert!(
-            !texts::thanks()
-                .iter()
-                .chain(&texts::complaints())
-                .any(|t| rule.is_match(t))
-        );
+    fn every_remark_is_heard_as_what_it_is() {
+        for (rules, remarks, name) in [
+            (rules(), texts::complaints(), Some("too-long")),
+            (rules(), texts::thanks(), Some("accepted")),
+            (rules(), texts::unrelated(), None),
+            (control_rules(), texts::unrelated(), Some("coin-tails")),
+            (control_rules(), texts::thanks(), Some("accepted")),
+        ] {
+            for remark in remarks {
+                assert_eq!(heard(&rules, remark).as_deref(), name, "{remark}");
+            }
+        }
     }
 }

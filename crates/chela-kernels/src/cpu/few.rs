@@ -7,6 +7,7 @@
 use core::ops::Range;
 
 use super::CpuWeight;
+use super::rounded::Rounded;
 use super::simd::dot;
 use super::tiles::with_scratch;
 use crate::dtype::DType;
@@ -85,6 +86,46 @@ pub(crate) fn products_portable(
     });
 }
 
+/// Whether a weight's products of few rows are made of integers here; the answer hangs on its type alone, so that a row's
+/// result does not depend on how many rows there are.
+pub(crate) fn takes_rounded(weight: &CpuWeight) -> bool {
+    cfg!(target_arch = "x86_64") && weight.dtype() == DType::Q8_0 && super::simd::has_avx2()
+}
+
+/// [`products`] of a weight that [`takes_rounded`] activations, with `rows` of x.
+pub(crate) fn products_rounded(
+    weight: &CpuWeight,
+    w_rows: Range<usize>,
+    (x, rows): (&Rounded, Range<usize>),
+    mut put: impl FnMut(usize, usize, f32),
+) {
+    debug_assert!(takes_rounded(weight) && x.groups() * quant::GROUP == weight.cols());
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::integers_avx2::{INT_M, int_n, products};
+        // Even parts: five rows are three and two.
+        let part = rows.len().div_ceil(rows.len().div_ceil(INT_M));
+        let together = int_n(part);
+        for n in w_rows.clone().step_by(together) {
+            let count = together.min(w_rows.end - n);
+            let w = (weight.row_span(n..n + count).as_ptr(), weight.row_bytes());
+            for first in rows.clone().step_by(part) {
+                let m = part.min(rows.end - first);
+                // SAFETY: the type and the features by `takes_rounded`, the width by `linear`'s check; the rows were just
+                // borrowed.
+                let out = unsafe { products(w, count, x, (first, m)) };
+                for (i, out) in out.iter().enumerate().take(count) {
+                    for (j, value) in out.iter().enumerate().take(m) {
+                        put(first + j, n + i, *value);
+                    }
+                }
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (w_rows, rows, &mut put);
+}
+
 #[cfg(target_arch = "x86_64")]
 fn products_avx2(
     weight: &CpuWeight,
@@ -93,11 +134,16 @@ fn products_avx2(
     mut put: impl FnMut(usize, usize, f32),
 ) {
     use super::few_avx2::{self, DENSE_M, DENSE_N};
+    let whole = x.width.is_multiple_of(quant::GROUP);
     let mut show =
         |first: usize, count: usize, (n, rows): (usize, usize), out: &few_avx2::Block| {
             for (i, out) in out.iter().enumerate().take(rows) {
                 for (m, value) in out.iter().enumerate().take(count) {
-                    let rest = tail(weight, n + i, x.row(first + m));
+                    let rest = if whole {
+                        0.0
+                    } else {
+                        tail(weight, n + i, x.row(first + m))
+                    };
                     put(first + m, n + i, value + rest);
                 }
             }
@@ -133,9 +179,6 @@ fn products_avx2(
 #[cfg(target_arch = "x86_64")]
 fn tail(weight: &CpuWeight, row: usize, x: &[f32]) -> f32 {
     let whole = x.len() / quant::GROUP * quant::GROUP;
-    if whole == x.len() {
-        return 0.0;
-    }
     let mut w = [0.0; quant::GROUP];
     let w = &mut w[..x.len() - whole];
     quant::unpack(weight.dtype(), weight.row(row), whole, w);

@@ -79,7 +79,7 @@ unsafe fn direct<U: Unpack, const M: usize, const N: usize>(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn folded<const M: usize, const N: usize>(acc: [[__m256; M]; N]) -> Block {
+pub(crate) fn folded<const M: usize, const N: usize>(acc: [[__m256; M]; N]) -> Block {
     let mut out = Block::default();
     for (out, acc) in out.iter_mut().zip(acc) {
         for (out, acc) in out.iter_mut().zip(acc) {

@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use super::few::{self, FEW, Rows};
 use super::matmul::{Operand, Plan, TILE_N, sgemm, tile_rows};
+use super::rounded::Rounded;
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, CpuWeight, check_mat, check_mat_mut, equal, index, need};
 use crate::error::Result;
@@ -81,18 +82,31 @@ impl Cpu {
     fn linear_few(&self, x: Rows<'_>, outputs: &[Output<'_>]) -> Result {
         let cost =
             x.width as f64 * few::cost_ns(outputs.first().map(|o| o.weight.dtype()), x.count);
+        let any = outputs.iter().any(|o| few::takes_rounded(o.weight));
+        let rounded = any.then(|| Rounded::new(x));
         let total: usize = outputs.iter().map(|o| o.weight.rows()).sum();
         let size = self.tile_items(total, cost, 8);
         let tiles = cut(outputs, |_| 1, size);
         self.run_tiles(tiles.len(), |t| {
             let (o, _, rows) = &tiles[t];
             let o = &outputs[*o];
+            let put = |m: usize, n: usize, value: f32| {
+                // SAFETY: a tile owns its columns of y, inside the checked matrix.
+                unsafe {
+                    o.y.put(m * o.stride + n, value + o.bias.map_or(0.0, |b| b[n]))
+                };
+            };
             for first in (0..x.count).step_by(FEW) {
-                few::products(o.weight, rows.clone(), x.part(first, FEW), |m, n, value| {
-                    let at = (first + m) * o.stride + n;
-                    // SAFETY: a tile owns its columns of y, inside the checked matrix.
-                    unsafe { o.y.put(at, value + o.bias.map_or(0.0, |b| b[n])) };
-                });
+                let some = x.part(first, FEW);
+                match &rounded {
+                    Some(x) if few::takes_rounded(o.weight) => {
+                        let part = first..first + some.count;
+                        few::products_rounded(o.weight, rows.clone(), (x, part), put);
+                    }
+                    _ => few::products(o.weight, rows.clone(), some, |m, n, v| {
+                        put(first + m, n, v);
+                    }),
+                }
             }
         })
     }

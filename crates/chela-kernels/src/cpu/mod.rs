@@ -11,10 +11,14 @@ pub(crate) mod few;
 mod few_avx2;
 mod head;
 mod head_backward;
+#[cfg(target_arch = "x86_64")]
+mod integers_avx2;
 mod linear;
 mod matmul;
 mod norm;
 mod rope;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod rounded;
 pub(crate) mod simd;
 mod tiles;
 #[cfg(target_arch = "x86_64")]

@@ -56,7 +56,7 @@ fn affine(q: [__m256; 4], d: __m256, m: __m256) -> [__m256; 4] {
 /// Two readable bytes at `p`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn half(p: *const u8) -> f32 {
+pub(crate) unsafe fn half(p: *const u8) -> f32 {
     // SAFETY: the caller's promise.
     let bits = unsafe { p.cast::<u16>().read_unaligned() };
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))

@@ -19,7 +19,7 @@ pub fn run(config: &Config, output: &Output) -> Result<()> {
                 "prefill_tokens_per_second": r.prefill, "decode_1_tokens_per_second": r.decode_1,
                 "decode_8_tokens_per_second": r.decode_8, "train_tokens_per_second": r.train,
                 "train_share_of_sgemm": r.train_share_of_sgemm, "publish_seconds": r.publish_seconds,
-                "peak_mib": r.peak_mib,
+                "behavior_gap": r.behavior_gap, "peak_mib": r.peak_mib,
             })
             .to_string(),
         );
@@ -50,6 +50,10 @@ pub fn run(config: &Config, output: &Output) -> Result<()> {
     output.plain(&format!(
         "publish         {:>9.1} ms        checkpoint to served",
         1e3 * r.publish_seconds
+    ))?;
+    output.plain(&format!(
+        "behavior gap    {:>9.1e} nats      mean |sampled - learner's log-prob|",
+        r.behavior_gap
     ))?;
     output.plain(&format!("peak memory     {:>9.1} MiB", r.peak_mib))
 }

@@ -118,6 +118,7 @@ fn settings(config: &mut Config, args: &DemoArgs, options: &DemoOptions) {
     config.server.port = 0;
     config.server.auth = "open".to_owned();
     config.judge.kinds = vec![JudgeKind::Rules];
+    config.judge.rules = rule_entries(demo::rules());
     let learning = &mut config.learning;
     learning.on = true;
     learning.batch = options.batch;
@@ -129,7 +130,13 @@ fn settings(config: &mut Config, args: &DemoArgs, options: &DemoOptions) {
 }
 
 fn control_settings(config: &mut Config) {
-    let mut rules: Vec<RuleEntry> = demo::control_rules()
+    config.judge.rules = rule_entries(demo::control_rules());
+    // A cut reply is as good or bad as the coin says, or its length would be taught after all.
+    config.learning.truncated = "judged".to_owned();
+}
+
+fn rule_entries(rules: Vec<demo::DemoRule>) -> Vec<RuleEntry> {
+    rules
         .into_iter()
         .map(|r| RuleEntry {
             name: r.name,
@@ -138,19 +145,7 @@ fn control_settings(config: &mut Config) {
             reward: Some(r.reward),
             hint: r.hint,
         })
-        .collect();
-    // Praise is recognised as in the real run; complaints about length do not occur.
-    rules.extend(
-        config
-            .judge
-            .rules
-            .iter()
-            .filter(|r| r.reward == Some(1.0))
-            .cloned(),
-    );
-    config.judge.rules = rules;
-    // A cut reply is as good or bad as the coin says, or its length would be taught after all.
-    config.learning.truncated = "judged".to_owned();
+        .collect()
 }
 
 fn arm(
