@@ -4,10 +4,17 @@ use crate::error::{io, kernel, weights};
 use chela_core::{AdapterSpec, EngineError};
 use chela_kernels::Kernels;
 use chela_model::ModelConfig;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorView},
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::{collections::HashMap, io::Write, path::Path};
+use std::{
+    collections::HashMap,
+    io::{Read, Seek, SeekFrom, Write},
+    path::Path,
+};
 
 /// The seven linear maps of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -230,9 +237,8 @@ impl<B> Adapter<B> {
         }
         let targets = targets(&peft.target_modules)?;
         let path = dir.join("adapter_model.safetensors");
-        let bytes = std::fs::read(&path).map_err(|e| io(&path, e))?;
-        let file = SafeTensors::deserialize(&bytes)
-            .map_err(|e| weights(format!("{}: {e}", path.display())))?;
+        let mut file =
+            TensorFile::open(&path).map_err(|e| weights(format!("{}: {e}", path.display())))?;
         let expected = config.layers * targets.len() * 2;
         if file.len() != expected {
             let got = file.len();
@@ -246,8 +252,8 @@ impl<B> Adapter<B> {
             let mut maps: [Option<Lora<B>>; 7] = Default::default();
             for target in &targets {
                 let (out, input) = target.shape(config);
-                let read = |which: &str, shape: [usize; 2]| {
-                    let values = factor(&file, &target.tensor(layer, which), shape)
+                let mut read = |which: &str, shape: [usize; 2]| {
+                    let values = factor(&mut file, &target.tensor(layer, which), shape)
                         .map_err(|e| weights(format!("{}: {e}", path.display())))?;
                     k.upload(&values).map_err(kernel)
                 };
@@ -322,14 +328,26 @@ impl<B> Adapter<B> {
     /// SHA-256 over names, shapes, scale and values as they are in memory.
     pub fn hash<K: Kernels<Buf = B>>(&self, k: &K) -> Result<String, EngineError> {
         let mut hash = Sha256::new();
+        // One buffer for all: a publish waits for this, and fresh memory costs as much as the hash.
+        let mut values = Vec::new();
+        let mut add = |hash: &mut Sha256, buf: &B| {
+            values.resize(k.len(buf), 0.0);
+            k.read(buf, 0, &mut values).map_err(kernel)?;
+            if cfg!(target_endian = "little") {
+                hash.update(bytemuck::cast_slice(&values));
+            } else {
+                hash.update(bytes_of(&values));
+            }
+            Ok(())
+        };
         hash.update(self.rank.to_le_bytes());
         hash.update(self.scale().to_le_bytes());
         for (layer, target, lora) in self.entries() {
             hash.update(target.tensor(layer, "A").as_bytes());
             hash.update(lora.out.to_le_bytes());
             hash.update(lora.input.to_le_bytes());
-            hash.update(bytes_of(&k.download(&lora.a).map_err(kernel)?));
-            hash.update(bytes_of(&k.download(&lora.b).map_err(kernel)?));
+            add(&mut hash, &lora.a)?;
+            add(&mut hash, &lora.b)?;
         }
         Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
     }
@@ -351,10 +369,68 @@ fn targets(modules: &[String]) -> Result<Vec<Target>, EngineError> {
     Ok(all)
 }
 
-fn factor(file: &SafeTensors<'_>, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, String> {
-    let tensor = file
-        .tensor(name)
-        .map_err(|_| format!("{name} is missing"))?;
+/// A safetensors file whose tensors are read one after the other into the same memory: a publish waits for it, and fresh memory
+/// for the whole file costs several times its reading.
+struct TensorFile {
+    file: std::fs::File,
+    metadata: Metadata,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl TensorFile {
+    fn open(path: &Path) -> Result<Self, String> {
+        let said = |e: std::io::Error| e.to_string();
+        let mut file = std::fs::File::open(path).map_err(said)?;
+        let len = file.metadata().map_err(said)?.len();
+        let mut word = [0; 8];
+        file.read_exact(&mut word)
+            .map_err(|_| "shorter than a safetensors header".to_owned())?;
+        let header = u64::from_le_bytes(word);
+        if header > len - 8 {
+            return Err(format!("a header of {header} bytes in a file of {len}"));
+        }
+        let mut bytes = vec![0; header as usize];
+        file.read_exact(&mut bytes).map_err(said)?;
+        let metadata: Metadata = serde_json::from_slice(&bytes)
+            .map_err(|e| format!("broken safetensors header: {e}"))?;
+        let (start, data) = (8 + header, metadata.data_len() as u64);
+        if start + data != len {
+            return Err(format!(
+                "{} bytes of tensors where the header has {data}; the file is cut or damaged",
+                len - start
+            ));
+        }
+        Ok(Self {
+            file,
+            metadata,
+            start,
+            bytes,
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.metadata.tensors().len()
+    }
+
+    fn tensor(&mut self, name: &str) -> Result<TensorView<'_>, String> {
+        let info = self
+            .metadata
+            .info(name)
+            .ok_or_else(|| format!("{name} is missing"))?;
+        let (from, to) = info.data_offsets;
+        self.bytes.resize(to - from, 0);
+        self.file
+            .seek(SeekFrom::Start(self.start + from as u64))
+            .and_then(|_| self.file.read_exact(&mut self.bytes))
+            .map_err(|e| format!("{name}: {e}"))?;
+        TensorView::new(info.dtype, info.shape.clone(), &self.bytes)
+            .map_err(|e| format!("{name}: {e}"))
+    }
+}
+
+fn factor(file: &mut TensorFile, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, String> {
+    let tensor = file.tensor(name)?;
     if tensor.shape() != shape {
         return Err(format!(
             "{name} has shape {:?}, this model needs {shape:?}",
@@ -362,8 +438,14 @@ fn factor(file: &SafeTensors<'_>, name: &str, shape: [usize; 2]) -> Result<Vec<f
         ));
     }
     let values = floats(&tensor).ok_or_else(|| format!("{name} is {:?}", tensor.dtype()))?;
-    // One pass without a branch: x · 0 is NaN exactly for what is not finite.
-    if values.iter().map(|v| v * 0.0).sum::<f32>().is_nan() {
+    // One pass without a branch: x · 0 is NaN exactly for what is not finite. In lanes, since a single sum is bound by latency.
+    let mut odd = [0.0f32; 16];
+    let chunks = values.chunks_exact(odd.len());
+    let rest: f32 = chunks.remainder().iter().map(|v| v * 0.0).sum();
+    for chunk in chunks {
+        odd.iter_mut().zip(chunk).for_each(|(o, v)| *o += v * 0.0);
+    }
+    if (odd.iter().sum::<f32>() + rest).is_nan() {
         return Err(format!("{name} holds a number that is not finite"));
     }
     Ok(values)

@@ -18,7 +18,7 @@ pub struct Endpoint {
 /// One message on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// `user` or `assistant`.
+    /// `system`, `user` or `assistant`.
     pub role: &'static str,
     /// The text.
     pub text: String,
@@ -29,6 +29,8 @@ pub struct Said {
 pub struct Ask<'a> {
     /// Session id.
     pub session: &'a str,
+    /// The version that answers; `None` = the served one.
+    pub version: Option<u64>,
     /// Sent as `X-Turn-Type` when set.
     pub kind: Option<&'a str>,
     /// The last request of its session.
@@ -65,6 +67,8 @@ pub struct Recorded {
     pub ids: Vec<u64>,
     /// Index of the first reply token.
     pub start: usize,
+    /// The reply's log-probs as they were sampled: at the turn's temperature, or at 1 for a greedy turn.
+    pub logprobs: Vec<f64>,
 }
 
 /// How far training is.
@@ -159,8 +163,12 @@ impl Client {
             .iter()
             .map(|m| json!({"role": m.role, "content": m.text}))
             .collect();
+        let base = &self.endpoint.base_model;
+        let model = ask
+            .version
+            .map_or_else(|| base.clone(), |v| format!("{base}@{v}"));
         let body = json!({
-            "model": self.endpoint.base_model, "messages": messages, "temperature": ask.temperature,
+            "model": model, "messages": messages, "temperature": ask.temperature,
             "max_tokens": ask.max_tokens, "seed": ask.seed,
         });
         let mut headers = vec![("x-session-id", ask.session)];
@@ -217,9 +225,11 @@ impl Client {
         let mask = numbers("loss_mask");
         let start = mask.iter().position(|m| *m == 1);
         let start = start.ok_or_else(|| LabError::Http("a row without reply".to_owned()))?;
+        let logprobs = row["logprobs"].as_array().into_iter().flatten();
         Ok(Recorded {
             ids: numbers("input_ids"),
             start,
+            logprobs: logprobs.skip(start).filter_map(Value::as_f64).collect(),
         })
     }
 
@@ -227,7 +237,7 @@ impl Client {
     pub fn logprobs(&self, model: &str, recorded: &Recorded) -> Result<Vec<f64>, LabError> {
         let bearer = format!("Bearer {}", self.endpoint.admin_key);
         let body = json!({
-            "model": model, "prompt": recorded.ids, "echo": true, "logprobs": 1, "max_tokens": 0,
+            "model": model, "prompt": recorded.ids, "echo": true, "logprobs": 0, "max_tokens": 0,
         });
         let headers = [("authorization", bearer.as_str())];
         let (_, answer) = self.post("/v1/completions", &headers, &body)?;

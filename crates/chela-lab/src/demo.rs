@@ -3,12 +3,13 @@
 use crate::{
     LabError,
     client::{Client, Endpoint},
-    evaluate::{self, Distance},
+    evaluate::{self, Distance, Reading},
     report::Table,
     taste::{self, Scores},
     texts,
     user::{self, Arm, Play, Played},
 };
+use serde_json::Value;
 use std::{
     collections::HashSet,
     sync::{
@@ -32,7 +33,7 @@ pub struct DemoOptions {
     pub held_out: usize,
     /// Held-out prompts read at each version, for the live column.
     pub live: usize,
-    /// Ends early when the live score reaches this.
+    /// Ends early when the live score reaches this: what comes after sharpens more than it teaches.
     pub enough: f64,
     /// The user's sampling temperature.
     pub temperature: f64,
@@ -50,10 +51,21 @@ impl Default for DemoOptions {
             batch: 16,
             held_out: 120,
             live: 24,
-            enough: 0.9,
+            enough: 0.75,
             temperature: 0.7,
             max_tokens: 96,
             lanes: 16,
+        }
+    }
+}
+
+impl DemoOptions {
+    fn reading<'a>(&self, tag: &'a str, version: Option<u64>) -> Reading<'a> {
+        Reading {
+            tag,
+            version,
+            max_tokens: self.max_tokens,
+            lanes: self.lanes,
         }
     }
 }
@@ -148,41 +160,30 @@ pub fn run_arm(
                 "reading {} held-out prompts with the base model …",
                 questions.len()
             ))?;
-            let replies = evaluate::read(
-                &client,
-                "before",
-                questions,
-                options.max_tokens,
-                options.lanes,
-            )?;
+            let replies = evaluate::read(&client, options.reading("before", None), questions)?;
             let distance = evaluate::distance(&client, "before", questions.len(), 0, 4)?;
             (taste::score(&replies), distance.base_nll)
         }
     };
     table.say(&format!("held-out before: {:.2}", before.passed))?;
     table.head()?;
-    let interactions = sessions(&client, arm, options, table)?;
-    let policy = client.policy()?;
+    let (last, interactions) = sessions(&client, arm, options, table)?;
     table.say(&format!(
         "reading {} held-out prompts with version {} …",
         questions.len(),
-        policy.served
+        last.version
     ))?;
-    let replies = evaluate::read(
-        &client,
-        "after",
-        questions,
-        options.max_tokens,
-        options.lanes,
-    )?;
-    let distance = evaluate::distance(&client, "after", questions.len(), policy.served, 4)?;
+    // By its number: a step that was under way may have been published meanwhile.
+    let reading = options.reading("after", Some(last.version));
+    let replies = evaluate::read(&client, reading, questions)?;
+    let distance = evaluate::distance(&client, "after", questions.len(), last.version, 4)?;
     Ok(ArmResult {
         before,
         after: taste::score(&replies),
         held_out: questions.len(),
         base_nll_before,
         distance,
-        updates: policy.steps,
+        updates: last.steps,
         interactions,
     })
 }
@@ -190,31 +191,36 @@ pub fn run_arm(
 /// How long the demo waits for a next version before it says that nothing is learnt.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// How long a session may wait for its sample before it counts as one that makes none.
+const SETTLING: Duration = Duration::from_secs(20);
+
 struct Stage<'a> {
     client: &'a Client,
     play: Play,
     options: &'a DemoOptions,
+    /// Sessions begun.
     next: AtomicU64,
+    /// Sessions over.
     played: AtomicU64,
-    steps: AtomicU64,
+    /// Sessions that may have begun by now.
+    limit: AtomicU64,
     stop: AtomicBool,
     failed: Mutex<Option<LabError>>,
 }
 
 impl Stage<'_> {
-    /// Sessions go on while steps are made from them, but at most one batch ahead of the trainer, as patient users would.
-    fn may_start(&self) -> bool {
-        let ahead = (self.steps.load(Ordering::Relaxed) + 2) * self.options.batch as u64;
-        self.next.load(Ordering::Relaxed) < ahead + self.options.lanes as u64 / 2
-    }
-
     fn lane(&self, results: &mpsc::Sender<Played>) {
         while !self.stop.load(Ordering::Relaxed) {
-            if !self.may_start() {
-                std::thread::sleep(Duration::from_millis(50));
+            let limit = self.limit.load(Ordering::Relaxed);
+            let begun = self
+                .next
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                    (next < limit).then_some(next + 1)
+                });
+            let Ok(index) = begun else {
+                std::thread::sleep(Duration::from_millis(20));
                 continue;
-            }
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            };
             match user::play(self.client, self.play, index) {
                 Ok(played) => {
                     self.played.fetch_add(1, Ordering::Relaxed);
@@ -232,13 +238,64 @@ impl Stage<'_> {
     }
 }
 
-/// Plays sessions until enough steps are made. Returns the number of requests.
+/// When users come: as many as a batch needs, and only once the version is served that learnt from the last one. On two cores
+/// nothing is gained by talking to an old version meanwhile, and what it says teaches less.
+struct Pace {
+    batch: u64,
+    /// Samples made so far, and since when it has been so many.
+    made: (u64, Instant),
+    /// Sessions of which no sample came.
+    lost: u64,
+}
+
+impl Pace {
+    fn new(batch: usize) -> Self {
+        Self {
+            batch: batch as u64,
+            made: (0, Instant::now()),
+            lost: 0,
+        }
+    }
+
+    /// How many more may begin. `samples` is the server's count by state, `steps` those of the served version.
+    fn more(&mut self, samples: &Value, steps: u64, (begun, played): (u64, u64)) -> u64 {
+        let of = |state: &str| samples[state].as_u64().unwrap_or(0);
+        let made: u64 = samples
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, n)| n.as_u64())
+            .sum();
+        if made != self.made.0 {
+            self.made = (made, Instant::now());
+        }
+        let learning = of("leased") > 0 || of("consumed") > steps * self.batch;
+        let mut settling = played.saturating_sub(made + self.lost);
+        if settling > 0 && begun == played && !learning && self.made.1.elapsed() > SETTLING {
+            self.lost += settling;
+            settling = 0;
+        }
+        if learning {
+            return 0;
+        }
+        let coming = of("pending") + (begun - played) + settling;
+        self.batch.saturating_sub(coming)
+    }
+}
+
+/// The version a run ends with.
+struct Last {
+    version: u64,
+    steps: u64,
+}
+
+/// Plays sessions until enough steps are made. Returns the version to be judged and the number of requests.
 fn sessions(
     client: &Client,
     arm: Arm,
     options: &DemoOptions,
     table: &mut Table<'_>,
-) -> Result<u64, LabError> {
+) -> Result<(Last, u64), LabError> {
     let play = Play {
         arm,
         seed: options.seed,
@@ -251,11 +308,11 @@ fn sessions(
         options,
         next: AtomicU64::new(0),
         played: AtomicU64::new(0),
-        steps: AtomicU64::new(0),
+        limit: AtomicU64::new(0),
         stop: AtomicBool::new(false),
         failed: Mutex::new(None),
     };
-    std::thread::scope(|scope| {
+    let last = std::thread::scope(|scope| {
         let (sender, results) = mpsc::channel();
         for _ in 0..options.lanes {
             let sender = sender.clone();
@@ -274,7 +331,7 @@ fn sessions(
     {
         return Err(error);
     }
-    Ok(stage.played.into_inner() * 2)
+    Ok((last, stage.played.into_inner() * 2))
 }
 
 /// Prints sessions as they end, reads a few held-out prompts at each new version, and says when it is enough.
@@ -283,28 +340,42 @@ fn watch(
     arm: Arm,
     results: &mpsc::Receiver<Played>,
     table: &mut Table<'_>,
-) -> Result<(), LabError> {
+) -> Result<Last, LabError> {
     let options = stage.options;
     let questions = texts::held_out();
     let live = &questions[..options.live.min(questions.len())];
     let mut seen = HashSet::new();
     let mut score = None;
     let mut last_step = Instant::now();
+    let mut pace = Pace::new(options.batch);
+    let mut last = Last {
+        version: 0,
+        steps: 0,
+    };
     while !stage.stop.load(Ordering::Relaxed) {
         while let Ok(played) = results.recv_timeout(Duration::from_millis(100)) {
             table.session(&played, score)?;
         }
         let policy = stage.client.policy()?;
-        stage.steps.store(policy.steps, Ordering::Relaxed);
+        let status = stage.client.status()?;
+        last = Last {
+            version: policy.served,
+            steps: policy.steps,
+        };
+        if policy.steps >= options.updates {
+            break;
+        }
+        let begun = stage.next.load(Ordering::Relaxed);
+        let played = stage.played.load(Ordering::Relaxed);
+        let more = pace.more(&status["samples"], policy.steps, (begun, played));
+        stage.limit.store(begun + more, Ordering::Relaxed);
         if policy.served > 0 && seen.insert(policy.served) {
             last_step = Instant::now();
-            let last = policy.steps >= options.updates;
-            if last {
-                stage.stop.store(true, Ordering::Relaxed);
-            }
-            if options.live > 0 && !last {
+            // The first update moves little, and the control has nothing to show on the way.
+            if options.live > 0 && arm == Arm::Treatment && policy.steps > 1 {
                 let tag = format!("live-{}", policy.served);
-                let scores = evaluate::quick(stage.client, &tag, live, options.max_tokens)?;
+                let reading = options.reading(&tag, Some(policy.served));
+                let scores = evaluate::quick(stage.client, reading, live)?;
                 score = Some(scores.passed);
                 table.say(&format!(
                     "         version {} is served; held-out ({} prompts): {:.2}",
@@ -312,20 +383,19 @@ fn watch(
                     live.len(),
                     scores.passed
                 ))?;
-                if arm == Arm::Treatment && scores.passed >= options.enough {
-                    stage.stop.store(true, Ordering::Relaxed);
+                if scores.passed >= options.enough {
+                    break;
                 }
             }
         }
         if last_step.elapsed() > PATIENCE {
-            let status = stage.client.status()?;
             return Err(LabError::Stuck(format!(
                 "no new version for {} s; the server's status: {status}",
                 PATIENCE.as_secs()
             )));
         }
     }
-    Ok(())
+    Ok(last)
 }
 
 #[cfg(test)]

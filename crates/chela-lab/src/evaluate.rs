@@ -2,32 +2,48 @@
 
 use crate::{
     LabError,
-    client::{Ask, Client, Said},
+    client::{Ask, Client},
     taste::{self, HeldOut, Scores},
+    texts,
 };
 use std::sync::{
     Mutex, PoisonError,
     atomic::{AtomicUsize, Ordering},
 };
 
+/// How a held-out set is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<'a> {
+    /// Tells this reading's sessions from others'.
+    pub tag: &'a str,
+    /// The version that answers; `None` = the served one.
+    pub version: Option<u64>,
+    /// Most tokens of a reply.
+    pub max_tokens: usize,
+    /// Requests at once.
+    pub lanes: usize,
+}
+
 /// Replies to the questions, in their order.
 pub fn read(
     client: &Client,
-    tag: &str,
+    reading: Reading<'_>,
     questions: &[&str],
-    max_tokens: usize,
-    lanes: usize,
 ) -> Result<Vec<HeldOut>, LabError> {
+    let Reading {
+        tag,
+        version,
+        max_tokens,
+        lanes,
+    } = reading;
     in_parallel(questions.len(), lanes, |i| {
         let reply = client.chat(&Ask {
+            version,
             session: &session(tag, i),
             // Nothing follows in these sessions, so no verdict and no sample can come of them.
             kind: None,
             done: true,
-            messages: &[Said {
-                role: "user",
-                text: questions[i].to_owned(),
-            }],
+            messages: &texts::opening(questions[i]),
             temperature: 0.0,
             max_tokens,
             seed: 0,
@@ -54,7 +70,8 @@ pub struct Distance {
     pub base_nll: f64,
 }
 
-/// Measures it over the recorded ids, by the log-probs the API gives for a given text.
+/// Measures it over the recorded replies, which were read greedily: their own log-probs are the policy's at temperature 1, and the
+/// base model's come from the API, which scores any text.
 pub fn distance(
     client: &Client,
     tag: &str,
@@ -65,12 +82,18 @@ pub fn distance(
     let base = client.endpoint().base_model.clone();
     let sums = in_parallel(count, lanes, |i| {
         let recorded = client.recorded(&session(tag, i))?;
-        let reference = client.logprobs(&format!("{base}:side"), &recorded)?;
-        let policy = if version == 0 {
-            reference.clone()
+        let policy = recorded.logprobs.clone();
+        let reference = if version == 0 {
+            policy.clone()
         } else {
-            client.logprobs(&format!("{base}@{version}"), &recorded)?
+            client.logprobs(&format!("{base}:side"), &recorded)?
         };
+        if policy.len() != reference.len() {
+            let (has, needs) = (policy.len(), reference.len());
+            return Err(LabError::Http(format!(
+                "{has} recorded log-probs for {needs} reply tokens"
+            )));
+        }
         let k1: f64 = policy.iter().zip(&reference).map(|(p, r)| p - r).sum();
         Ok((k1, -reference.iter().sum::<f64>(), reference.len()))
     })?;
@@ -84,17 +107,10 @@ pub fn distance(
 /// Scores of a subset, for the live column.
 pub fn quick(
     client: &Client,
-    tag: &str,
+    reading: Reading<'_>,
     questions: &[&str],
-    max_tokens: usize,
 ) -> Result<Scores, LabError> {
-    Ok(taste::score(&read(
-        client,
-        tag,
-        questions,
-        max_tokens,
-        questions.len().min(16),
-    )?))
+    Ok(taste::score(&read(client, reading, questions)?))
 }
 
 /// Runs `work(0..n)` on a few threads; results in order, or the first error.

@@ -1,10 +1,25 @@
 //! The questions and remarks of the simulated user, written for this project.
 
+use crate::client::Said;
+
 fn lines(text: &'static str) -> Vec<&'static str> {
     text.lines()
         .map(str::trim)
         .filter(|l| !l.is_empty() && !l.starts_with('#'))
         .collect()
+}
+
+/// How a conversation begins. With a system message of its own, as agents have one: the starter's template would else put in the
+/// model's name and maker, of which a model that wants to be brief makes its answer.
+pub fn opening(question: &str) -> Vec<Said> {
+    let said = |role, text: &str| Said {
+        role,
+        text: text.to_owned(),
+    };
+    vec![
+        said("system", "You are a helpful assistant."),
+        said("user", question),
+    ]
 }
 
 /// Questions that sessions begin with.

@@ -68,8 +68,11 @@ pub struct Played {
     pub version: u64,
 }
 
-/// Tokens of the courtesy after a praise: it is never judged, since the user is gone.
+/// Most tokens of the second reply, which is never judged, since the user is gone: a courtesy after a praise, and after a complaint
+/// a second try.
 const COURTESY_TOKENS: usize = 12;
+/// See [`COURTESY_TOKENS`].
+const SECOND_TOKENS: usize = 48;
 
 /// Plays one session: question, reply, remark, reply.
 pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError> {
@@ -80,12 +83,10 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
     let shift = Dice::new(play.seed).next_number();
     let at =
         (shift.wrapping_add(index.wrapping_mul(coprime(questions.len())))) % questions.len() as u64;
-    let mut messages = vec![Said {
-        role: "user",
-        text: questions[at as usize].to_owned(),
-    }];
+    let mut messages = texts::opening(questions[at as usize]);
     let ask = |messages: &[Said], max_tokens, done, seed| {
         client.chat(&Ask {
+            version: None,
             session: &session,
             kind: None,
             done,
@@ -116,7 +117,7 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
     let most = if pleased {
         COURTESY_TOKENS
     } else {
-        play.max_tokens
+        SECOND_TOKENS.min(play.max_tokens)
     };
     ask(&messages, most, true, dice.next_number() >> 12)?;
     Ok(Played {

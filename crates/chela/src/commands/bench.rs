@@ -8,10 +8,10 @@ use serde_json::json;
 
 /// Runs it.
 pub fn run(config: &Config, output: &Output) -> Result<()> {
-    let loaded = supervise::load(config, &mut TerminalProgress::default())?;
+    let (engine, _) = supervise::load_local(config, &mut TerminalProgress::default())?;
     let temporary = tempfile::tempdir().context("no temporary folder")?;
-    let r = chela_engine::bench::bench(&loaded.engine, temporary.path())?;
-    let model = loaded.engine.info().model;
+    let r = chela_engine::bench::bench(&engine, temporary.path())?;
+    let model = engine.info().model;
     if output.json {
         return output.plain(
             &json!({

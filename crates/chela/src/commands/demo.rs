@@ -8,7 +8,6 @@ use crate::{
     supervise::{self, Loaded},
 };
 use anyhow::{Context, Result};
-use chela_core::PolicyEngine;
 use chela_lab::{
     client::Endpoint,
     demo::{self, ArmResult, DemoOptions},

@@ -256,7 +256,8 @@ fn default_rules() -> Vec<RuleEntry> {
     vec![
         rule(
             "style-complaint",
-            r"\b(too (long|short|wordy|formal|technical|vague|complicated)|(shorter|briefer|simpler|longer) please|(make|keep) it (short|brief|simple|concise)|(one|two|three|a few) sentences?|fewer words|tl;?dr|in a nutshell|be (brief|concise)|at most \d+ words|under \d+ words|(in|into) \d+ words)\b",
+            // Only what complains of the last reply: "two sentences" or "in 50 words" alone may as well be a new request.
+            r"\b(too (long|short|wordy|formal|technical|vague|complicated)|(shorter|briefer|simpler|longer),? please|(make|keep) it (short|brief|simpl|concise)|fewer words|tl;?dr|in a nutshell|be (more )?(brief|concise))|^\W*(just )?(one|two|three|a few) (short )?sentences?,? please",
             -1.0,
             Some("$text"),
         ),
@@ -416,7 +417,15 @@ mod tests {
             Some(Some(-1.0))
         );
         assert_eq!(sign("Thanks! How long do eggs keep?"), Some(Some(1.0)));
-        assert_eq!(sign("How long do eggs keep?"), None);
+        assert_eq!(sign("Could you be more concise?"), Some(Some(-1.0)));
+        assert_eq!(sign("Two sentences, please."), Some(Some(-1.0)));
+        for request in [
+            "How long do eggs keep?",
+            "Write two sentences about owls.",
+            "Sum up this letter in 50 words.",
+        ] {
+            assert_eq!(sign(request), None, "{request}");
+        }
     }
 
     fn regex_lite(pattern: &str, text: &str) -> bool {
