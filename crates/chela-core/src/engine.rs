@@ -142,6 +142,28 @@ pub enum FinishReason {
     Failed,
 }
 
+impl FinishReason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::End,
+        Self::Stopped,
+        Self::Length,
+        Self::Aborted,
+        Self::Failed,
+    ];
+
+    /// The word in stores and views.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::End => "end",
+            Self::Stopped => "stopped",
+            Self::Length => "length",
+            Self::Aborted => "aborted",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What a sampling stream yields: `Started` once, then tokens, then `Finished` once, then nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SamplingEvent {

@@ -266,6 +266,8 @@ pub trait ControlPlane: Send + Sync {
         caller: &Caller,
         session: &SessionId,
     ) -> Result<(SessionRecord, Vec<TurnStory>), Refusal>;
+    /// One turn, when the caller may see it.
+    fn turn(&self, caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal>;
     /// Forgets a session.
     fn forget_session<'a>(
         &'a self,

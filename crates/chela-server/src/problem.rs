@@ -75,6 +75,46 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// As Anthropic's clients read it.
+    pub(crate) fn anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        // The words by which these clients know that they must shorten the conversation.
+        let message = match self.code {
+            Some("context_length_exceeded") => format!("prompt is too long: {}", self.message),
+            _ => self.message.clone(),
+        };
+        json!({"type": "error", "error": {"type": kind, "message": message}})
+    }
+
+    /// The whole answer in that shape.
+    pub(crate) fn anthropic_response(self) -> Response {
+        let body = self.anthropic();
+        self.respond(&body)
+    }
+
+    fn respond(self, body: &Value) -> Response {
+        let mut response = json_response(self.status, body);
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let message = refusal.to_string();
@@ -112,15 +152,8 @@ impl From<Refusal> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = json_response(self.status, &self.json());
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
+        let body = self.json();
+        self.respond(&body)
     }
 }
 

@@ -38,6 +38,56 @@ pub(crate) const CHAT_HONOURED: &[&str] = &[
     "session_done",
 ];
 
+/// Fields of a message request that do something.
+pub(crate) const MESSAGES_HONOURED: &[&str] = &[
+    "model",
+    "messages",
+    "system",
+    "tools",
+    "tool_choice",
+    "thinking",
+    "chat_template_kwargs",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "stop_sequences",
+    "metadata",
+    "session_id",
+    "turn_type",
+    "session_done",
+];
+
+/// Fields of a response request that do something, or that ask for what is done anyway.
+pub(crate) const RESPONSES_HONOURED: &[&str] = &[
+    "model",
+    "input",
+    "instructions",
+    "previous_response_id",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "text",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_output_tokens",
+    "metadata",
+    "store",
+    "user",
+    "prompt_cache_key",
+    "session_id",
+    "turn_type",
+    "session_done",
+];
+
 /// Fields of a text completion that do something.
 pub(crate) const TEXT_HONOURED: &[&str] = &[
     "model",

@@ -286,23 +286,8 @@ pub(crate) fn read_bools(what: &dyn Display, blob: &[u8]) -> Result<Vec<bool>, F
     blob.iter().map(read).collect()
 }
 
-const FINISHES: [(FinishReason, &str); 5] = [
-    (FinishReason::End, "end"),
-    (FinishReason::Stopped, "stopped"),
-    (FinishReason::Length, "length"),
-    (FinishReason::Aborted, "aborted"),
-    (FinishReason::Failed, "failed"),
-];
-
-pub(crate) fn write_finish(finish: FinishReason) -> &'static str {
-    FINISHES
-        .iter()
-        .find(|(f, _)| *f == finish)
-        .map_or("failed", |(_, text)| text)
-}
-
 pub(crate) fn read_finish(what: &dyn Display, text: &str) -> Result<FinishReason, Fail> {
-    let found = FINISHES.iter().find(|(_, t)| *t == text).map(|(f, _)| *f);
+    let found = FinishReason::ALL.into_iter().find(|f| f.as_str() == text);
     found.ok_or_else(|| damaged(what, format!("finish reason {text:?}")))
 }
 

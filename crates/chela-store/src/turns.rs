@@ -150,7 +150,7 @@ pub(crate) fn insert(
         ":segment": columns.segment,
         ":version": version,
         ":temperature": columns.temperature,
-        ":finish": write_finish(turn.finish),
+        ":finish": turn.finish.as_str(),
         ":created": turn.created,
         ":completed": turn.completed,
         ":prompt_shared": columns.prompt_shared,

@@ -74,6 +74,22 @@ impl ControlPlane for Rollout {
         Ok((record, stories))
     }
 
+    fn turn(&self, caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal> {
+        let none = || Refusal::NotFound(format!("there is no turn {turn}"));
+        let story = self.store.story(turn)?.ok_or_else(none)?;
+        // Whose it is not, to them it is not there.
+        let own = caller.scope == Scope::Admin || caller.profile == story.turn.profile;
+        let inside = caller
+            .session
+            .as_ref()
+            .is_none_or(|session| *session == story.turn.session);
+        if own && inside {
+            Ok(story)
+        } else {
+            Err(none())
+        }
+    }
+
     fn forget_session<'a>(
         &'a self,
         caller: &'a Caller,

@@ -75,7 +75,7 @@ fn message(at: &str, value: &Value) -> Result<Message, Problem> {
     Ok(message)
 }
 
-fn content(at: &str, value: Option<&Value>) -> Result<String, Problem> {
+pub(super) fn content(at: &str, value: Option<&Value>) -> Result<String, Problem> {
     match value {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),

@@ -1,10 +1,14 @@
 //! From the wire to the domain: past here nothing knows which API a request came by.
 
+mod anthropic;
 mod hints;
 mod messages;
+mod responses;
 mod sampling;
 mod text;
 
+pub(crate) use anthropic::{UNPARSED, anthropic};
+pub(crate) use responses::{ResponsesAsked, responses, turn_of};
 pub(crate) use text::{TextAsked, text};
 
 use crate::{

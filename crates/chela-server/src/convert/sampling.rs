@@ -57,7 +57,7 @@ pub(super) fn sampling(fields: &Fields, vocabulary: usize) -> Result<SamplingReq
         presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?,
         logit_bias: logit_bias(fields, vocabulary)?,
         seed: seed(fields)?,
-        stop: stops(fields)?,
+        stop: stops(fields, "stop")?,
         ..SamplingRequest::default()
     };
     // Only the most likely token has all of its own probability.
@@ -77,9 +77,10 @@ fn seed(fields: &Fields) -> Result<Option<u64>, Problem> {
         .ok_or_else(|| invalid("seed", "must be an integer of 64 bits"))
 }
 
-fn stops(fields: &Fields) -> Result<Vec<String>, Problem> {
-    let wrong = || invalid("stop", "must be a string or a list of at most 16 strings");
-    let all: Vec<String> = match fields.get("stop") {
+/// Stop strings under an API's own name.
+pub(super) fn stops(fields: &Fields, name: &str) -> Result<Vec<String>, Problem> {
+    let wrong = || invalid(name, "must be a string or a list of at most 16 strings");
+    let all: Vec<String> = match fields.get(name) {
         None => Vec::new(),
         Some(Value::String(s)) => vec![s.clone()],
         Some(Value::Array(list)) if list.len() <= 16 => list
@@ -90,12 +91,12 @@ fn stops(fields: &Fields) -> Result<Vec<String>, Problem> {
     };
     if all.iter().any(String::is_empty) {
         return Err(invalid(
-            "stop",
+            name,
             "an empty text would stop every reply at once",
         ));
     }
     if all.iter().any(|s| s.chars().count() > 1000) {
-        return Err(invalid("stop", "a stop string has at most 1000 characters"));
+        return Err(invalid(name, "a stop string has at most 1000 characters"));
     }
     Ok(all)
 }

@@ -2,8 +2,11 @@
 //! which is how a model is checked from outside.
 
 use super::{
-    Event, Exchange, Follow, Replies, finish_word, frame, params, plain::Plain, policy_of,
-    put_ignored, room, usage,
+    Event, Exchange, Follow, Replies, finish_word, params,
+    plain::Plain,
+    policy_of, put_ignored, room,
+    sse::{self, Counts, Out, Wire},
+    usage,
 };
 use crate::{
     convert::{TextAsked, of_chat},
@@ -11,17 +14,13 @@ use crate::{
     server::{Server, unix_seconds},
     wire::PromptText,
 };
-use axum::{
-    body::{Body, Bytes},
-    http::{HeaderValue, StatusCode, header},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use chela_chat::{AnswerDelta, Chat};
 use chela_core::{
     Caller, Message, PolicyRef, Priority, Prompt, Refusal, SampledToken, Scored, TokenId, Want,
 };
 use serde_json::{Map, Value, json};
-use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+use std::sync::Arc;
 
 /// Answers a text completion.
 pub(crate) async fn completions(
@@ -46,17 +45,10 @@ pub(crate) async fn completions(
     } else {
         Some(begin(&text, &policy)?)
     };
-    let mut response = if text.asked.stream {
-        streamed(text, replies)
-    } else {
-        return whole(text, replies).await;
-    };
-    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
-        .headers_mut()
-        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    Ok(response)
+    if text.asked.stream {
+        return Ok(streamed(text, replies));
+    }
+    whole(text, replies).await
 }
 
 fn new_id() -> Result<String, Problem> {
@@ -165,10 +157,9 @@ impl Text {
         }
     }
 
-    fn usage(&self, replies: Option<&Replies>) -> Value {
+    fn usage(&self, counts: Counts) -> Value {
         let prompt = self.prompts.iter().map(|p| p.tokens.len()).sum();
-        let (sampled, cached) = replies.map_or((0, 0), |r| (r.sampled(), r.cached()));
-        usage(prompt, sampled, cached)
+        usage(prompt, counts.sampled, counts.cached)
     }
 }
 
@@ -236,118 +227,89 @@ async fn whole(text: Text, mut replies: Option<Replies>) -> Result<Response, Pro
         })
         .collect();
     let mut body = text.object(Value::Array(choices));
-    body["usage"] = text.usage(replies.as_ref());
+    body["usage"] = text.usage(replies.as_ref().map_or_else(Counts::default, Counts::of));
     let mut response = json_response(StatusCode::OK, &body);
     put_ignored(response.headers_mut(), &text.asked.ignored);
     Ok(response)
 }
 
-/// The state of one stream.
-struct Stream {
+/// What a stream says.
+struct Chunks {
     text: Text,
-    replies: Option<Replies>,
-    /// Where the next token of each choice begins in its text, in characters.
+    /// Characters said so far, of each choice.
     offsets: Vec<usize>,
-    ready: VecDeque<Bytes>,
-    over: bool,
 }
 
 fn streamed(text: Text, replies: Option<Replies>) -> Response {
-    let mut response = Response::new(Body::empty());
-    put_ignored(response.headers_mut(), &text.asked.ignored);
+    let keep_alive = text.server.app.config.keep_alive;
+    let ignored = text.asked.ignored.clone();
     let count = text.count();
-    let offsets = vec![0; count];
-    let mut stream = Stream {
+    let mut chunks = Chunks {
         text,
-        replies,
-        offsets,
-        ready: VecDeque::new(),
-        over: false,
+        offsets: vec![0; count],
     };
+    let mut out = Out::default();
     for choice in 0..count {
-        let (echo, columns) = stream.text.opening(choice);
-        let finish = stream.replies.is_none().then_some("length");
+        let (echo, columns) = chunks.text.opening(choice);
+        let finish = replies.is_none().then_some("length");
         if !echo.is_empty() || finish.is_some() {
-            stream.say(choice, &echo, columns, finish);
+            chunks.say((choice, &echo), columns, finish, &mut out);
         }
     }
-    *response.body_mut() = Body::from_stream(futures_util::stream::unfold(
-        stream,
-        |mut stream| async move {
-            let bytes = stream.next().await?;
-            Some((Ok::<_, Infallible>(bytes), stream))
-        },
-    ));
+    let mut response = sse::respond(replies, chunks, keep_alive, out);
+    put_ignored(response.headers_mut(), &ignored);
     response
 }
 
-impl Stream {
-    async fn next(&mut self) -> Option<Bytes> {
-        let keep_alive = self.text.server.app.config.keep_alive;
-        loop {
-            if let Some(bytes) = self.ready.pop_front() {
-                return Some(bytes);
-            }
-            if self.over {
-                return None;
-            }
-            let event = match &mut self.replies {
-                None => None,
-                Some(replies) => tokio::select! {
-                    event = replies.next() => event,
-                    () = tokio::time::sleep(keep_alive) => {
-                        let choice = replies.open().unwrap_or(0);
-                        self.say(choice, "", Columns::default(), None);
-                        continue;
-                    }
-                },
-            };
-            self.take(event);
-        }
-    }
-
-    fn take(&mut self, event: Option<Event>) {
+impl Wire for Chunks {
+    fn event(&mut self, event: Event, _: Counts, out: &mut Out) {
         match event {
-            Some(Event::Said {
+            Event::Said {
                 choice,
                 deltas,
                 tokens,
-            }) => {
+            } => {
                 let texts = deltas.into_iter().filter_map(|d| match d {
                     AnswerDelta::Content(text) => Some(text),
                     AnswerDelta::Reasoning(_) | AnswerDelta::ToolCall { .. } => None,
                 });
                 let said: String = texts.collect();
                 let columns = self.columns(choice, &tokens);
-                self.say(choice, &said, columns, None);
+                self.say((choice, &said), columns, None, out);
             }
-            Some(Event::Over {
+            Event::Over {
                 choice,
                 finish,
                 message,
                 tokens,
-            }) => {
+            } => {
                 let columns = self.columns(choice, &tokens);
                 let word = finish_word(finish, &Message::assistant(message.content));
-                self.say(choice, "", columns, Some(word));
+                self.say((choice, ""), columns, Some(word), out);
             }
-            Some(Event::Failed(problem)) => {
-                self.ready.push_back(frame(&problem.json()));
-                self.over = true;
-            }
-            None => {
-                if self.text.asked.include_usage {
-                    let mut chunk = self.text.object(json!([]));
-                    chunk["usage"] = self.text.usage(self.replies.as_ref());
-                    self.ready.push_back(frame(&chunk));
-                }
-                self.ready
-                    .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
-                self.over = true;
-            }
+            Event::Failed(problem) => self.failed(&problem, out),
         }
     }
 
+    fn quiet(&mut self, open: usize, out: &mut Out) {
+        self.say((open, ""), Columns::default(), None, out);
+    }
+
+    fn failed(&mut self, problem: &Problem, out: &mut Out) {
+        out.data(&problem.json());
+    }
+
+    fn end(&mut self, counts: Counts, out: &mut Out) {
+        if self.text.asked.include_usage {
+            let mut chunk = self.text.object(json!([]));
+            chunk["usage"] = self.text.usage(counts);
+            out.data(&chunk);
+        }
+        out.done();
+    }
+}
+
+impl Chunks {
     fn columns(&self, choice: usize, tokens: &[SampledToken]) -> Columns {
         let mut columns = Columns {
             at: self.offsets[choice],
@@ -357,7 +319,13 @@ impl Stream {
         columns
     }
 
-    fn say(&mut self, choice: usize, said: &str, columns: Columns, finish: Option<&str>) {
+    fn say(
+        &mut self,
+        (choice, said): (usize, &str),
+        columns: Columns,
+        finish: Option<&str>,
+        out: &mut Out,
+    ) {
         self.offsets[choice] = columns.at.max(self.offsets[choice]);
         let logprobs = if columns.tokens.is_empty() {
             Value::Null
@@ -370,7 +338,7 @@ impl Stream {
         if self.text.asked.include_usage {
             chunk["usage"] = Value::Null;
         }
-        self.ready.push_back(frame(&chunk));
+        out.data(&chunk);
     }
 }
 

@@ -1,13 +1,19 @@
 //! From a request to its reply: sampling, following each choice, sealing before the client is told that a reply is over.
 
+mod begin;
 mod chat;
 mod choice;
 mod completions;
+mod messages;
 mod plain;
+mod responses;
+mod sse;
 
 pub(crate) use chat::chat;
 pub(crate) use choice::{Event, Exchange, Follow, Record, Replies};
 pub(crate) use completions::completions;
+pub(crate) use messages::{count_tokens, messages};
+pub(crate) use responses::{given, responses};
 
 use crate::{problem::Problem, server::Server};
 use axum::http::{HeaderMap, HeaderValue};
@@ -99,11 +105,6 @@ fn put_ignored(headers: &mut HeaderMap, ignored: &[String]) {
             .collect();
         put(headers, "x-chela-ignored", &names.join(","));
     }
-}
-
-/// One frame of a stream.
-fn frame(value: &Value) -> axum::body::Bytes {
-    axum::body::Bytes::from(format!("data: {value}\n\n"))
 }
 
 /// The weights that a model's name asks for, where no recorder decides it.

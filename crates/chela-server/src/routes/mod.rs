@@ -28,6 +28,9 @@ pub(crate) async fn dispatch(
 ) -> Response {
     match answer(route, server, request).await {
         Ok(response) => response,
+        Err(problem) if matches!(route.does, Does::Messages | Does::CountTokens) => {
+            problem.anthropic_response()
+        }
         Err(problem) => problem.into_response(),
     }
 }
@@ -103,6 +106,23 @@ async fn answer(
             known_model(&server, &asked.model)?;
             reply::completions(server, caller, asked).await
         }
+        Does::Messages | Does::CountTokens => {
+            let vocabulary = server.app.engine.info().vocabulary;
+            let count = route.does == Does::CountTokens;
+            let asked = convert::anthropic(&parts.headers, &body, (vocabulary, count))?;
+            known_model(&server, &asked.request.model)?;
+            if count {
+                return reply::count_tokens(&server, &asked);
+            }
+            reply::messages(server, caller, asked).await
+        }
+        Does::Responses => {
+            let vocabulary = server.app.engine.info().vocabulary;
+            let request = convert::responses(&parts.headers, &body, vocabulary)?;
+            known_model(&server, &request.asked.request.model)?;
+            reply::responses(server, caller, request).await
+        }
+        Does::Response => reply::given(&server, &caller, &last_segment(&parts.uri)),
         _ => control::answer(route.does, &server, &caller, (&parts.uri, &body)).await,
     }
 }

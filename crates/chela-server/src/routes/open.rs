@@ -35,6 +35,9 @@ pub(super) fn answer(
             ok(&json!({"status": "ready"}))
         }
         Does::Page => Ok(page()),
+        Does::Models if headers.contains_key("anthropic-version") => {
+            ok(&anthropic(&models(server, headers)))
+        }
         Does::Models => ok(&json!({"object": "list", "data": models(server, headers)})),
         _ => {
             let path = uri.path();
@@ -62,6 +65,17 @@ fn page() -> Response {
         HeaderValue::from_static("nosniff"),
     );
     response
+}
+
+/// The list as Anthropic's clients read it. The date is the one that their documentation has for an unknown one.
+fn anthropic(models: &[Value]) -> Value {
+    let row = |m: &Value| {
+        json!({"type": "model", "id": m["id"], "display_name": m["id"],
+               "created_at": "1970-01-01T00:00:00Z"})
+    };
+    let data: Vec<Value> = models.iter().map(row).collect();
+    let id = |m: Option<&Value>| m.map_or(Value::Null, |m| m["id"].clone());
+    json!({"first_id": id(data.first()), "last_id": id(data.last()), "has_more": false, "data": data})
 }
 
 /// Without a key the base models only: a probe sends none.

@@ -104,6 +104,7 @@ pub(super) fn turn_json(story: &TurnStory) -> Value {
         "next_state": story.next.as_ref().map(|n| messages_json(&n.messages)),
         "verdicts": story.verdicts.iter().map(verdict_json).collect::<Vec<_>>(),
         "state": turn_state(story),
+        "finish": turn.finish.as_str(),
         "prompt_tokens": turn.prompt.len(),
         "reply_tokens": turn.reply.len(),
         "created": turn.created,

@@ -21,6 +21,8 @@ async fn every_route_with_every_key() {
         for key in ["", "unknown", "chat", "session", "feedback", "admin"] {
             let body = match route.path {
                 p if p.ends_with("chat/completions") => ask(json!({})),
+                p if p.ends_with("/responses") => json!({"input": "a"}),
+                p if p.contains("/messages") => ask(json!({"max_tokens": 5})),
                 p if p.ends_with("completions") => json!({"prompt": "a"}),
                 "/rl/set_reward" => json!({"reward": 1}),
                 "/rl/export_trajectories" => json!({"session_id": "s"}),
@@ -69,6 +71,17 @@ async fn where_keys_are_required_a_wrong_one_is_401_in_the_apis_shape() {
         assert_eq!(answer.status, StatusCode::OK, "{name}");
     }
     assert_eq!(api.get("/v1/models", "wrong").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn models_are_listed_in_the_shape_of_the_client_that_asks() {
+    let api = api();
+    let request = request("GET", "/v1/models").header("anthropic-version", "2023-06-01");
+    let body = api.send(request.body(Body::empty()).unwrap()).await.json();
+    assert_eq!(body["has_more"], false);
+    assert_eq!(body["first_id"], "org/base");
+    assert_eq!(body["data"][0]["type"], "model");
+    assert_eq!(body["data"][1]["display_name"], "org/base:side");
 }
 
 #[tokio::test]

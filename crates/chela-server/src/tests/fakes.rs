@@ -263,6 +263,13 @@ impl ControlPlane for FakeControl {
         ))
     }
 
+    fn turn(&self, _caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal> {
+        self.note(format!("turn {turn}"))?;
+        let stories = self.stories.lock().unwrap();
+        let found = stories.iter().find(|s| s.turn.id == turn).cloned();
+        found.ok_or_else(|| Refusal::NotFound(format!("there is no turn {turn}")))
+    }
+
     fn forget_session<'a>(
         &'a self,
         _caller: &'a Caller,

@@ -1,0 +1,309 @@
+//! Anthropic's message requests: blocks, tools, thinking, and system text outside and inside the messages.
+
+use super::{Asked, hints, sampling};
+use crate::{
+    problem::Problem,
+    wire::{Fields, MESSAGES_HONOURED, invalid},
+};
+use axum::http::HeaderMap;
+use chela_core::{ChatRequest, Conversation, Message, Role, SamplingRequest, Tool, ToolCall};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+/// A system block of Claude Code that changes with every request and says nothing to a model.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Reads a message request; for `count` it needs no limit of tokens.
+pub(crate) fn anthropic(
+    headers: &HeaderMap,
+    body: &[u8],
+    (vocabulary, count): (usize, bool),
+) -> Result<Asked, Problem> {
+    let fields = Fields::parse(body)?;
+    let mut ignored = fields.without_effect(MESSAGES_HONOURED)?;
+    let mut messages = Vec::new();
+    if let Some(system) = fields.get("system") {
+        let text = texts("system", system)?;
+        if !text.is_empty() {
+            messages.push(Message::system(text));
+        }
+    }
+    conversation(&fields, &mut messages)?;
+    let tools = tools(&fields, &mut ignored)?;
+    let (may_call, parallel) = tool_choice(&fields, &tools)?;
+    let hints = hints::hints(headers, &fields, &messages)?;
+    let most = fields.integer("max_tokens", 1, i64::MAX)?;
+    if most.is_none() && !count {
+        return Err(invalid("max_tokens", "is missing"));
+    }
+    let sampling = SamplingRequest {
+        max_tokens: most.map(|n| n as usize),
+        stop: sampling::stops(&fields, "stop_sequences")?,
+        ..sampling::sampling(&fields, vocabulary)?
+    };
+    let request = ChatRequest {
+        model: fields.text("model")?.unwrap_or_default().to_owned(),
+        conversation: Conversation {
+            messages,
+            tools,
+            template_args: template_args(&fields)?,
+        },
+        sampling,
+        choices: 1,
+        hints,
+    };
+    Ok(Asked {
+        request,
+        stream: fields.flag("stream")?,
+        include_usage: true,
+        may_call,
+        parallel,
+        ignored,
+    })
+}
+
+/// Text, or a list of text blocks.
+fn texts(at: &str, value: &Value) -> Result<String, Problem> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let mut all = Vec::new();
+            for (i, block) in blocks.iter().enumerate() {
+                let text = text_block(&format!("{at}[{i}]"), block)?;
+                if !text.starts_with(BILLING) {
+                    all.push(text);
+                }
+            }
+            Ok(all.join("\n"))
+        }
+        _ => Err(invalid(at, "must be a string or a list of blocks")),
+    }
+}
+
+fn text_block<'a>(at: &str, block: &'a Value) -> Result<&'a str, Problem> {
+    match block.get("type").and_then(Value::as_str) {
+        Some("text") => text_of(at, block, "text"),
+        other => {
+            let what = other.unwrap_or("a block without type");
+            Err(invalid(
+                format!("{at}.type"),
+                format!("{what}: this model reads text only"),
+            ))
+        }
+    }
+}
+
+fn text_of<'a>(at: &str, block: &'a Value, name: &str) -> Result<&'a str, Problem> {
+    block
+        .get(name)
+        .and_then(Value::as_str)
+        .ok_or_else(|| invalid(format!("{at}.{name}"), "must be a string"))
+}
+
+fn conversation(fields: &Fields, messages: &mut Vec<Message>) -> Result<(), Problem> {
+    let list = fields
+        .get("messages")
+        .ok_or_else(|| invalid("messages", "is missing"))?
+        .as_array()
+        .ok_or_else(|| invalid("messages", "must be a list"))?;
+    if list.is_empty() {
+        return Err(invalid("messages", "must hold at least one message"));
+    }
+    // A result names its call by id only; templates may want the tool's name.
+    let mut called = HashMap::new();
+    for (i, value) in list.iter().enumerate() {
+        let at = format!("messages[{i}]");
+        let role = text_of(&at, value, "role")?;
+        let content = value
+            .get("content")
+            .ok_or_else(|| invalid(format!("{at}.content"), "is missing"))?;
+        match (role, content) {
+            ("assistant", content) => {
+                let message = assistant(&at, content)?;
+                for call in &message.tool_calls {
+                    called.insert(call.id.clone(), call.name.clone());
+                }
+                messages.push(message);
+            }
+            ("user", Value::Array(blocks)) => user(&at, blocks, &called, messages)?,
+            ("user", content) => {
+                messages.push(Message::user(texts(&format!("{at}.content"), content)?))
+            }
+            ("system", content) => {
+                messages.push(Message::system(texts(&format!("{at}.content"), content)?));
+            }
+            (other, _) => {
+                return Err(invalid(
+                    format!("{at}.role"),
+                    format!("{other:?}: use user or assistant"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tool results become messages of their own, in the order of the blocks; texts between them stay together.
+fn user(
+    at: &str,
+    blocks: &[Value],
+    called: &HashMap<String, String>,
+    messages: &mut Vec<Message>,
+) -> Result<(), Problem> {
+    let mut said: Vec<&str> = Vec::new();
+    let begin = messages.len();
+    for (i, block) in blocks.iter().enumerate() {
+        let at = format!("{at}.content[{i}]");
+        if block.get("type").and_then(Value::as_str) != Some("tool_result") {
+            said.push(text_block(&at, block)?);
+            continue;
+        }
+        if !said.is_empty() {
+            messages.push(Message::user(said.join("\n")));
+            said.clear();
+        }
+        let id = text_of(&at, block, "tool_use_id")?;
+        let content = match block.get("content") {
+            None | Some(Value::Null) => String::new(),
+            Some(content) => texts(&format!("{at}.content"), content)?,
+        };
+        let mut result = Message::text(Role::Tool, content);
+        result.tool_call_id = Some(id.to_owned());
+        result.name = called.get(id).cloned();
+        result.is_error = block.get("is_error") == Some(&Value::Bool(true));
+        messages.push(result);
+    }
+    if !said.is_empty() || messages.len() == begin {
+        messages.push(Message::user(said.join("\n")));
+    }
+    Ok(())
+}
+
+fn assistant(at: &str, content: &Value) -> Result<Message, Problem> {
+    let Value::Array(blocks) = content else {
+        return Ok(Message::assistant(texts(
+            &format!("{at}.content"),
+            content,
+        )?));
+    };
+    let (mut said, mut thought) = (Vec::new(), Vec::new());
+    let mut calls = Vec::new();
+    for (i, block) in blocks.iter().enumerate() {
+        let at = format!("{at}.content[{i}]");
+        match block.get("type").and_then(Value::as_str) {
+            Some("thinking") => thought.push(text_of(&at, block, "thinking")?),
+            // Nobody can read it.
+            Some("redacted_thinking") => {}
+            Some("tool_use") => calls.push(ToolCall {
+                id: text_of(&at, block, "id")?.to_owned(),
+                name: text_of(&at, block, "name")?.to_owned(),
+                arguments: arguments(block.get("input")),
+            }),
+            _ => said.push(text_block(&at, block)?),
+        }
+    }
+    let mut message = Message::assistant(said.join("\n"));
+    message.reasoning = (!thought.is_empty()).then(|| thought.join("\n"));
+    message.tool_calls = calls;
+    Ok(message)
+}
+
+/// The key under which arguments come and go that a model wrote as no JSON object.
+pub(crate) const UNPARSED: &str = "_unparsed";
+
+fn arguments(input: Option<&Value>) -> String {
+    match input {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::Object(map)) if map.len() == 1 => match map.get(UNPARSED) {
+            Some(Value::String(text)) => text.clone(),
+            _ => Value::Object(map.clone()).to_string(),
+        },
+        Some(input) => input.to_string(),
+    }
+}
+
+/// As templates know tools: OpenAI's shape, keys in wire order. Tools that a provider would run itself are not offered here and
+/// are named as ignored.
+fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Problem> {
+    let Some(list) = fields.get("tools") else {
+        return Ok(Vec::new());
+    };
+    let list = list
+        .as_array()
+        .ok_or_else(|| invalid("tools", "must be a list"))?;
+    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
+    for (i, tool) in list.iter().enumerate() {
+        let at = format!("tools[{i}]");
+        let name = text_of(&at, tool, "name")?;
+        let own = matches!(
+            tool.get("type").and_then(Value::as_str),
+            None | Some("custom")
+        );
+        let Some(schema) = tool.get("input_schema").filter(|_| own) else {
+            if own {
+                return Err(invalid(format!("{at}.input_schema"), "is missing"));
+            }
+            ignored.push(at);
+            continue;
+        };
+        if tools.iter().any(|t| t.name == name) {
+            return Err(invalid(
+                format!("{at}.name"),
+                format!("{name:?} is there twice"),
+            ));
+        }
+        let mut function = Map::new();
+        function.insert("name".to_owned(), json!(name));
+        if let Some(description) = tool.get("description") {
+            function.insert("description".to_owned(), description.clone());
+        }
+        function.insert("parameters".to_owned(), schema.clone());
+        tools.push(Tool {
+            name: name.to_owned(),
+            definition: json!({"type": "function", "function": function}).to_string(),
+        });
+    }
+    Ok(tools)
+}
+
+/// Whether calls are looked for in the reply, and more than one.
+fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<(bool, bool), Problem> {
+    let Some(choice) = fields.object("tool_choice")? else {
+        return Ok((!tools.is_empty(), true));
+    };
+    let single = choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true));
+    match choice.get("type").and_then(Value::as_str) {
+        Some("auto") => Ok((!tools.is_empty(), !single)),
+        Some("none") => Ok((false, true)),
+        Some("any" | "tool") => Err(invalid(
+            "tool_choice",
+            "a call cannot be forced so far; use {\"type\": \"auto\"} and ask for the call in words",
+        )),
+        _ => Err(invalid("tool_choice.type", "use auto or none")),
+    }
+}
+
+/// `thinking` as templates with a switch know it. Adaptive thinking is the template's default.
+fn template_args(fields: &Fields) -> Result<Option<String>, Problem> {
+    let mut args = fields
+        .object("chat_template_kwargs")?
+        .cloned()
+        .unwrap_or_default();
+    if let Some(thinking) = fields.object("thinking")? {
+        let on = match thinking.get("type").and_then(Value::as_str) {
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            Some("adaptive") => None,
+            _ => {
+                return Err(invalid(
+                    "thinking.type",
+                    "use enabled, disabled or adaptive",
+                ));
+            }
+        };
+        if let Some(on) = on {
+            args.entry("enable_thinking").or_insert(json!(on));
+        }
+    }
+    Ok((!args.is_empty()).then(|| Value::Object(args).to_string()))
+}

@@ -1,0 +1,296 @@
+//! OpenAI's responses: items, instructions, flat tools, and a conversation that goes on from an earlier response.
+
+use super::{Asked, hints, messages, sampling};
+use crate::{
+    problem::Problem,
+    wire::{Fields, RESPONSES_HONOURED, invalid},
+};
+use axum::http::HeaderMap;
+use chela_core::{
+    ChatRequest, Conversation, Message, Role, SamplingRequest, Tool, ToolCall, TurnId,
+};
+use serde_json::{Map, Value, json};
+
+/// A response as asked for.
+#[derive(Debug)]
+pub(crate) struct ResponsesAsked {
+    pub(crate) asked: Asked,
+    /// The turn that the conversation goes on from.
+    pub(crate) previous: Option<TurnId>,
+    /// Fields that come back in the response as they were sent.
+    pub(crate) echo: Map<String, Value>,
+}
+
+/// Reads a response request. The messages hold the instructions and the new items; what stands between them, when there is an
+/// earlier response, is put in by whoever knows it.
+pub(crate) fn responses(
+    headers: &HeaderMap,
+    body: &[u8],
+    vocabulary: usize,
+) -> Result<ResponsesAsked, Problem> {
+    let fields = Fields::parse(body)?;
+    let mut ignored = fields.without_effect(RESPONSES_HONOURED)?;
+    let mut list = Vec::new();
+    if let Some(instructions) = fields.filled("instructions")? {
+        list.push(Message::system(instructions));
+    }
+    input(&fields, &mut list)?;
+    let tools = tools(&fields, &mut ignored)?;
+    let may_call = tool_choice(&fields, &tools)?;
+    text_only(&fields)?;
+    let previous = match fields.filled("previous_response_id")? {
+        None => None,
+        Some(id) => Some(turn_of(id).ok_or_else(|| {
+            invalid(
+                "previous_response_id",
+                format!("{id:?} is no id of a response"),
+            )
+        })?),
+    };
+    let sampling = SamplingRequest {
+        max_tokens: fields
+            .integer("max_output_tokens", 1, i64::MAX)?
+            .map(|n| n as usize),
+        ..sampling::sampling(&fields, vocabulary)?
+    };
+    let parallel =
+        fields.get("parallel_tool_calls").is_none() || fields.flag("parallel_tool_calls")?;
+    let hints = hints::hints(headers, &fields, &list)?;
+    let template_args = fields.object("chat_template_kwargs")?.cloned();
+    let asked = Asked {
+        request: ChatRequest {
+            model: fields.text("model")?.unwrap_or_default().to_owned(),
+            conversation: Conversation {
+                messages: list,
+                tools,
+                template_args: template_args.map(|args| Value::Object(args).to_string()),
+            },
+            sampling,
+            choices: 1,
+            hints,
+        },
+        stream: fields.flag("stream")?,
+        include_usage: true,
+        may_call,
+        parallel,
+        ignored,
+    };
+    let mut echo = Map::new();
+    for name in [
+        "instructions",
+        "max_output_tokens",
+        "previous_response_id",
+        "temperature",
+        "top_p",
+        "tools",
+        "tool_choice",
+        "metadata",
+        "store",
+        "user",
+        "prompt_cache_key",
+    ] {
+        if let Some(value) = fields.get(name) {
+            echo.insert(name.to_owned(), value.clone());
+        }
+    }
+    Ok(ResponsesAsked {
+        asked,
+        previous,
+        echo,
+    })
+}
+
+/// The turn that a response's id names.
+pub(crate) fn turn_of(id: &str) -> Option<TurnId> {
+    TurnId::parse(id.strip_prefix("resp_")?)
+}
+
+/// The reply that is being put together: one answer comes back as several items.
+#[derive(Default)]
+struct Pending(Option<Message>);
+
+impl Pending {
+    /// The answer that may still take `part`; another one begins where it has that part already.
+    fn with(&mut self, list: &mut Vec<Message>, full: impl Fn(&Message) -> bool) -> &mut Message {
+        if self.0.as_ref().is_some_and(full) {
+            self.close(list);
+        }
+        self.0.get_or_insert_with(|| Message::assistant(""))
+    }
+
+    fn close(&mut self, list: &mut Vec<Message>) {
+        list.extend(self.0.take());
+    }
+}
+
+fn input(fields: &Fields, list: &mut Vec<Message>) -> Result<(), Problem> {
+    let items = match fields.get("input") {
+        None => return Err(invalid("input", "is missing")),
+        Some(Value::String(text)) => {
+            list.push(Message::user(text.as_str()));
+            return Ok(());
+        }
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        Some(_) => return Err(invalid("input", "must be a string or a list of items")),
+    };
+    let mut pending = Pending::default();
+    for (i, item) in items.iter().enumerate() {
+        self::item(&format!("input[{i}]"), item, &mut pending, list)?;
+    }
+    pending.close(list);
+    Ok(())
+}
+
+fn item(
+    at: &str,
+    item: &Value,
+    pending: &mut Pending,
+    list: &mut Vec<Message>,
+) -> Result<(), Problem> {
+    let text = |name: &str| {
+        item.get(name)
+            .and_then(Value::as_str)
+            .ok_or_else(|| invalid(format!("{at}.{name}"), "must be a string"))
+    };
+    let answered = |m: &Message| !m.content.is_empty() || !m.tool_calls.is_empty();
+    match item.get("type").and_then(Value::as_str) {
+        Some("message") | None => {
+            let role = text("role")?;
+            let role = Role::parse(role)
+                .filter(|r| *r != Role::Tool)
+                .ok_or_else(|| {
+                    invalid(
+                        format!("{at}.role"),
+                        format!("{role:?}: use system, developer, user or assistant"),
+                    )
+                })?;
+            let content = messages::content(at, item.get("content"))?;
+            if role == Role::Assistant {
+                pending.with(list, answered).content = content;
+            } else {
+                pending.close(list);
+                list.push(Message::text(role, content));
+            }
+        }
+        Some("reasoning") => {
+            let thought = thought(item);
+            if !thought.is_empty() {
+                pending.with(list, answered).reasoning = Some(thought);
+            }
+        }
+        Some("function_call") => {
+            let call = ToolCall {
+                id: text("call_id")?.to_owned(),
+                name: text("name")?.to_owned(),
+                arguments: text("arguments")?.to_owned(),
+            };
+            pending.with(list, |_| false).tool_calls.push(call);
+        }
+        Some("function_call_output") => {
+            pending.close(list);
+            let id = text("call_id")?;
+            let output = match item.get("output") {
+                Some(Value::Array(_) | Value::String(_)) => {
+                    messages::content(at, item.get("output"))?
+                }
+                _ => {
+                    return Err(invalid(
+                        format!("{at}.output"),
+                        "must be a string or a list of parts",
+                    ));
+                }
+            };
+            let mut result = Message::text(Role::Tool, output);
+            result.tool_call_id = Some(id.to_owned());
+            let calls = list.iter().rev().flat_map(|m| &m.tool_calls);
+            result.name = calls.filter(|c| c.id == id).map(|c| c.name.clone()).next();
+            list.push(result);
+        }
+        Some(other) => {
+            return Err(invalid(
+                format!("{at}.type"),
+                format!("{other}: use message, reasoning, function_call or function_call_output"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What a reasoning item says in the open; what is encrypted nobody here can read.
+fn thought(item: &Value) -> String {
+    let texts = |name: &str| -> Vec<&str> {
+        let parts = item.get(name).and_then(Value::as_array);
+        let parts = parts.into_iter().flatten();
+        parts.filter_map(|p| p.get("text")?.as_str()).collect()
+    };
+    let content = texts("content");
+    if content.is_empty() {
+        texts("summary").join("\n")
+    } else {
+        content.join("\n")
+    }
+}
+
+/// Flat tools become what templates know. Those that a provider would run itself are named as ignored.
+fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Problem> {
+    let list = match fields.get("tools") {
+        None => return Ok(Vec::new()),
+        Some(value) => value
+            .as_array()
+            .ok_or_else(|| invalid("tools", "must be a list"))?,
+    };
+    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
+    for (i, tool) in list.iter().enumerate() {
+        let at = format!("tools[{i}]");
+        if tool.get("type").and_then(Value::as_str) != Some("function") {
+            ignored.push(at);
+            continue;
+        }
+        let name = tool
+            .get("name")
+            .and_then(Value::as_str)
+            .filter(|n| !n.is_empty())
+            .ok_or_else(|| invalid(format!("{at}.name"), "must be a string"))?;
+        if tools.iter().any(|t| t.name == name) {
+            return Err(invalid(
+                format!("{at}.name"),
+                format!("{name:?} is there twice"),
+            ));
+        }
+        let mut function = Map::new();
+        for key in ["name", "description", "parameters"] {
+            if let Some(value) = tool.get(key).filter(|v| !v.is_null()) {
+                function.insert(key.to_owned(), value.clone());
+            }
+        }
+        tools.push(Tool {
+            name: name.to_owned(),
+            definition: json!({"type": "function", "function": function}).to_string(),
+        });
+    }
+    Ok(tools)
+}
+
+fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<bool, Problem> {
+    match fields.get("tool_choice") {
+        None => Ok(!tools.is_empty()),
+        Some(Value::String(word)) if word == "auto" => Ok(!tools.is_empty()),
+        Some(Value::String(word)) if word == "none" => Ok(false),
+        Some(_) => Err(invalid(
+            "tool_choice",
+            "a call cannot be forced so far; use \"auto\" or \"none\"",
+        )),
+    }
+}
+
+/// `text.format` other than plain text would be a promise that cannot be kept.
+fn text_only(fields: &Fields) -> Result<(), Problem> {
+    let format = fields.object("text")?.and_then(|t| t.get("format"));
+    match format.and_then(|f| f.get("type")).and_then(Value::as_str) {
+        None | Some("text") => Ok(()),
+        Some(other) => Err(invalid(
+            "text.format.type",
+            format!("{other}: only text is possible so far"),
+        )),
+    }
+}
