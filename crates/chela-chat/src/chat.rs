@@ -253,6 +253,11 @@ impl Chat {
         self.encoder.ordinary(text)
     }
 
+    /// Text as a model writes it: what spells a control token becomes one. Never for text that a person or client sent.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<TokenId>, ChatError> {
+        self.encoder.rendered(text, false)
+    }
+
     /// Text of ids, control tokens left out.
     pub fn decode(&self, ids: &[TokenId]) -> String {
         let mut decoder = self.decoder();

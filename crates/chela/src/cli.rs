@@ -82,6 +82,28 @@ pub enum Command {
     Doctor,
 }
 
+/// What makes the replies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    /// The model.
+    #[default]
+    Local,
+    /// A file.
+    Script(PathBuf),
+}
+
+impl std::str::FromStr for EngineKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "local" => Ok(Self::Local),
+            Some(("script", file)) if !file.is_empty() => Ok(Self::Script(file.into())),
+            _ => Err("use local or script:FILE".to_owned()),
+        }
+    }
+}
+
 /// `chela serve`
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeArgs {
@@ -91,6 +113,9 @@ pub struct ServeArgs {
     /// Port; 0 = any free one.
     #[arg(long)]
     pub port: Option<u16>,
+    /// `local`, or for tests of what is around a model `script:FILE`: replies from a file of JSON lines.
+    #[arg(long, default_value = "local", value_name = "ENGINE")]
+    pub engine: EngineKind,
     /// Learn from what happens next.
     #[arg(long, value_parser = ["on", "off"])]
     pub learn: Option<String>,

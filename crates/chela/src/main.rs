@@ -7,12 +7,13 @@ mod folder;
 mod judges;
 mod keys;
 mod output;
+mod script;
 mod supervise;
 
 use anyhow::{Context, Result};
 use chela_model::TerminalProgress;
 use clap::Parser;
-use cli::{Cli, Command, Common, ConfigAction, ServeArgs};
+use cli::{Cli, Command, Common, ConfigAction, EngineKind, ServeArgs};
 use config::Config;
 use output::Output;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -90,7 +91,7 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
     };
     let named = (!config.data.dir.is_empty()).then(|| data_dir.clone());
     match cli.command {
-        Command::Serve(_) => serve_until_told(&config, &data_dir, output),
+        Command::Serve(args) => serve_until_told(&config, &args.engine, &data_dir, output),
         Command::Demo(args) => commands::demo::run(config, named.as_deref(), &args, output),
         Command::Bench => commands::bench::run(&config, output),
         Command::Key { action } => commands::key::run(&data_dir, &action, output),
@@ -148,7 +149,12 @@ fn show(layers: &config::Layers, output: &Output) -> Result<()> {
     Ok(())
 }
 
-fn serve_until_told(config: &Config, data_dir: &std::path::Path, output: &Output) -> Result<()> {
+fn serve_until_told(
+    config: &Config,
+    engine: &EngineKind,
+    data_dir: &std::path::Path,
+    output: &Output,
+) -> Result<()> {
     // What can be wrong is found before anything slow.
     let listener = supervise::bind(config).context(Usage)?;
     let data = folder::DataFolder::open(data_dir).context(Usage)?;
@@ -159,11 +165,16 @@ fn serve_until_told(config: &Config, data_dir: &std::path::Path, output: &Output
         signal_hook::flag::register_conditional_shutdown(signal, 130, told.clone())?;
         signal_hook::flag::register(signal, told.clone())?;
     }
-    let loaded = supervise::load(config, &mut TerminalProgress::default()).context(Usage)?;
+    let mut progress = TerminalProgress::default();
+    let loaded = match engine {
+        EngineKind::Local => supervise::load(config, &mut progress),
+        EngineKind::Script(file) => supervise::load_script(config, file, &mut progress),
+    }
+    .context(Usage)?;
     let mut running = supervise::start(config, data, listener, &loaded).context(Usage)?;
     output.note(&format!(
         "serving {} at {}/v1  (page: {}/ , key: chela key admin)",
-        chela_core::PolicyEngine::info(&*loaded.engine).model,
+        loaded.engine.info().model,
         running.address,
         running.address
     ));

@@ -5,10 +5,13 @@ use crate::{
     folder::{self, DataFolder},
     judges,
     keys::{KeyFile, Keys},
+    script::ScriptEngine,
 };
 use anyhow::{Context, Result, bail};
 use chela_chat::Chat;
-use chela_core::{AdapterSpec, Learners, Millis, OptimParams, PolicyEngine, TrajectoryStore};
+use chela_core::{
+    AdapterSpec, EngineInfo, Learners, Millis, OptimParams, PolicyEngine, TrajectoryStore,
+};
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelSource, Progress, resolve};
 use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients};
@@ -27,16 +30,45 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// A loaded model.
+/// What serves.
 pub struct Loaded {
-    /// Its engine.
-    pub engine: Arc<LocalEngine>,
-    /// Its template and tokenizer.
+    /// Samples.
+    pub engine: Arc<dyn PolicyEngine>,
+    /// Learns, where the engine can.
+    learners: Option<Arc<dyn Learners>>,
+    /// The model's template and tokenizer.
     pub chat: Arc<Chat>,
 }
 
 /// Finds, fetches and loads the configured model.
 pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
+    let (engine, chat) = load_local(config, progress)?;
+    Ok(Loaded {
+        engine: engine.clone(),
+        learners: Some(engine),
+        chat,
+    })
+}
+
+/// A scripted engine with the configured model's tokenizer and template; its weights are not read.
+pub fn load_script(config: &Config, file: &Path, progress: &mut dyn Progress) -> Result<Loaded> {
+    let model = find(config, progress)?;
+    let chat = Arc::new(Chat::load(&model)?);
+    let info = EngineInfo {
+        model: model.name().to_owned(),
+        context_length: model.config().context_length,
+        vocabulary: model.config().vocab,
+        tokenizer_hash: chat.tokenizer_hash().to_owned(),
+    };
+    let engine = Arc::new(ScriptEngine::open(file, info, chat.clone())?);
+    Ok(Loaded {
+        engine,
+        learners: None,
+        chat,
+    })
+}
+
+fn find(config: &Config, progress: &mut dyn Progress) -> Result<Model> {
     let cache = match config.model.cache_dir.as_str() {
         "" => folder::default_cache_dir()?,
         dir => PathBuf::from(dir),
@@ -45,7 +77,15 @@ pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
         .with_context(|| format!("cannot create the model cache {}", cache.display()))?;
     let source = ModelSource::parse(&config.model.name)?;
     let files = resolve(&source, &cache, progress)?;
-    let model = Model::open(&files)?;
+    Ok(Model::open(&files)?)
+}
+
+/// The configured model in the local engine.
+pub fn load_local(
+    config: &Config,
+    progress: &mut dyn Progress,
+) -> Result<(Arc<LocalEngine>, Arc<Chat>)> {
+    let model = find(config, progress)?;
     let chat = Arc::new(Chat::load(&model)?);
     let options = EngineOptions {
         threads: config.model.threads,
@@ -63,7 +103,7 @@ pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
             "engine and chat template read different tokenizers; the model's files do not belong together"
         );
     }
-    Ok(Loaded { engine, chat })
+    Ok((engine, chat))
 }
 
 /// A quarter of the machine's memory where that is known, else 1 GiB.
@@ -162,8 +202,8 @@ pub fn start(
     let served = runtime.spawn(chela_server::serve(listener, app, until(stopped.clone())));
     let judging = runtime.spawn(rollout.run(until(stopped)));
     let stop_training = Arc::new(AtomicBool::new(false));
-    let trainer = if config.learning.on {
-        let learners: Arc<dyn Learners> = Arc::new(SharedLearners(loaded.engine.clone()));
+    let learners = loaded.learners.clone().filter(|_| config.learning.on);
+    let trainer = if let Some(learners) = learners {
         let mut trainer = Trainer::new(store, engine, learners, train, clock);
         let flag = stop_training.clone();
         let thread = std::thread::Builder::new().name("chela-train".to_owned());
@@ -187,20 +227,6 @@ pub fn start(
         judging: Some(judging),
         _folder: folder,
     })
-}
-
-/// The engine as the trainer's source of learners.
-struct SharedLearners(Arc<LocalEngine>);
-
-impl Learners for SharedLearners {
-    fn open(
-        &self,
-        profile: &chela_core::Profile,
-        spec: &AdapterSpec,
-        from: Option<&chela_core::Checkpoint>,
-    ) -> Result<Box<dyn chela_core::Learner>, chela_core::EngineError> {
-        Learners::open(&*self.0, profile, spec, from)
-    }
 }
 
 impl Running {
@@ -283,6 +309,8 @@ fn rollout_config(config: &Config, data: &Path) -> RolloutConfig {
         },
         session_idle: Duration::from_secs(learning.session_idle * 60),
         keep_neutral: learning.baseline,
+        // A judge's votes run side by side, then its votes on hints; and what stands around them.
+        judge_timeout: Duration::from_secs(config.judge.timeout.saturating_mul(3)),
         ..RolloutConfig::new(data)
     }
 }

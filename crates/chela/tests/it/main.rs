@@ -1,4 +1,5 @@
-//! Integration tests of the binary: the arrows between crates, file heads, where tasks are spawned.
+//! Integration tests of the binary: the arrows between crates, file heads, where tasks are spawned; the binary with a script.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
+mod script;
 mod tidy;
