@@ -170,6 +170,28 @@ async fn feedback_needs_something_finite_on_a_turn_of_ones_own() {
             .is_err()
     );
     assert_eq!(f.rollout.sessions(&stranger, 9).unwrap(), []);
+    // A turn by its id, as a conversation that goes on from it names it: for its own profile, a session key in its session, admins.
+    let inside = |name: &str| Caller {
+        session: Some(session(name)),
+        scope: Scope::Chat,
+        ..someone()
+    };
+    for (caller, sees) in [
+        (someone(), true),
+        (inside("s"), true),
+        (inside("other"), false),
+        (stranger.clone(), false),
+        (
+            Caller {
+                scope: Scope::Admin,
+                ..stranger.clone()
+            },
+            true,
+        ),
+    ] {
+        assert_eq!(f.rollout.turn(&caller, turn).is_ok(), sees, "{caller:?}");
+    }
+    assert!(f.rollout.turn(&admin(), TurnId(1)).is_err());
     assert_eq!(
         f.rollout.forget_session(&someone(), &session("s")).await,
         Ok(1)

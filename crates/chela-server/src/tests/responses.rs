@@ -209,7 +209,7 @@ async fn a_stream_that_breaks_fails_and_never_completes() {
     assert!(!answer.body.contains("response.completed"));
 }
 
-fn earlier(id: u64) -> TurnStory {
+pub fn earlier(id: u64) -> TurnStory {
     let turn = Turn {
         id: TurnId(id),
         profile: Profile::default(),
