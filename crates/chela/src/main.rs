@@ -50,10 +50,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let early = error.downcast_ref::<Usage>().is_some();
-            // The chain without the marker, on one line.
+            // The chain without the marker, which comes first, on one line.
             let chain = error
                 .chain()
-                .filter(|e| !e.is::<Usage>())
+                .skip(usize::from(early))
                 .map(|e| one_line(&e.to_string()));
             output.note(&format!("chela: {}", chain.collect::<Vec<_>>().join(": ")));
             ExitCode::from(if early { 2 } else { 1 })
