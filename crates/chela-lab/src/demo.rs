@@ -427,4 +427,27 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn users_come_for_one_batch_and_wait_while_it_is_learnt() {
+        let mut pace = Pace::new(16);
+        let samples = |pending: u64, leased: u64, consumed: u64| serde_json::json!({"pending": pending, "leased": leased, "consumed": consumed});
+        assert_eq!(pace.more(&samples(0, 0, 0), 0, (0, 0)), 16);
+        // Ten run, four are over and wait for their samples, two samples are there.
+        assert_eq!(pace.more(&samples(2, 0, 0), 0, (16, 6)), 0);
+        assert_eq!(pace.more(&samples(2, 0, 0), 0, (12, 6)), 4);
+        // The step is under way, then made but not served.
+        assert_eq!(pace.more(&samples(0, 16, 0), 0, (16, 16)), 0);
+        assert_eq!(pace.more(&samples(0, 0, 16), 0, (16, 16)), 0);
+        assert_eq!(pace.more(&samples(3, 0, 16), 1, (19, 19)), 13);
+    }
+
+    #[test]
+    fn a_session_without_a_sample_is_made_up_for() {
+        let mut pace = Pace::new(4);
+        let samples = serde_json::json!({"pending": 3, "dropped:duplicate reply": 0});
+        assert_eq!(pace.more(&samples, 0, (4, 4)), 0);
+        pace.made.1 = Instant::now().checked_sub(SETTLING * 2).unwrap();
+        assert_eq!(pace.more(&samples, 0, (4, 4)), 1);
+    }
 }
