@@ -13,6 +13,9 @@ use std::sync::Arc;
 pub struct AnswerOptions {
     /// Look for tool calls.
     pub tools: bool,
+    /// Tools that a reply may call by being nothing but the call's object, without tags or in a code fence: small models forget the
+    /// tags that their template shows them.
+    pub bare: Vec<String>,
     /// Texts that end the reply and are not shown.
     pub stops: Vec<String>,
     /// Makes call ids unique: differs for each reply.
@@ -61,6 +64,8 @@ impl Tags {
 enum Place {
     Start,
     Thinking,
+    /// Perhaps the beginning of a call without tags.
+    Bare,
     Text,
     Call,
 }
@@ -151,10 +156,11 @@ impl AnswerParser {
                 if !last && THINK.0.starts_with(trimmed) {
                     return false;
                 }
-                self.place = Place::Text;
+                self.place = self.first();
                 true
             }
-            Place::Thinking => self.until(THINK.1, Place::Text, last, deltas),
+            Place::Bare => self.bare(last, deltas),
+            Place::Thinking => self.until(THINK.1, self.first(), last, deltas),
             Place::Text if self.options.tools => self.until(call::OPEN, Place::Call, last, deltas),
             Place::Text => {
                 let text = std::mem::take(&mut self.held);
@@ -163,6 +169,31 @@ impl AnswerParser {
             }
             Place::Call => self.call(last, deltas),
         }
+    }
+
+    /// Where visible text begins.
+    fn first(&self) -> Place {
+        if self.options.tools && !self.options.bare.is_empty() {
+            Place::Bare
+        } else {
+            Place::Text
+        }
+    }
+
+    /// Held back as long as it may still be a call and nothing else.
+    fn bare(&mut self, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
+        if !last && call::may_be_bare(&self.held, &self.options.bare) {
+            return false;
+        }
+        self.place = Place::Text;
+        let found = last.then(|| call::bare(&self.held, &self.options.bare));
+        let Some(call) = found.flatten() else {
+            return true;
+        };
+        self.held.clear();
+        self.enter(Place::Text);
+        self.called(call, deltas);
+        false
     }
 
     /// Past a tag: the white space before it is no text.
@@ -244,6 +275,11 @@ impl AnswerParser {
             return true;
         };
         self.enter(Place::Text);
+        self.called(call, deltas);
+        true
+    }
+
+    fn called(&mut self, call: call::Call, deltas: &mut Vec<AnswerDelta>) {
         let index = self.message.tool_calls.len();
         let id = call::id(self.options.call_id_seed, index);
         let (name, arguments) = (call.name, call.arguments);
@@ -258,6 +294,5 @@ impl AnswerParser {
             name,
             arguments,
         });
-        true
     }
 }

@@ -89,6 +89,52 @@ fn parse(body: &str) -> Result<Call, Broken> {
     })
 }
 
+/// What may stand around a call that is a whole reply.
+const FENCES: [(&str, &str); 3] = [("```json", "```"), ("```", "```"), ("", "")];
+
+/// Whether more text could make this a call that is a whole reply: `{"name": "…"` of a known tool, so far as it goes.
+pub fn may_be_bare(text: &str, tools: &[String]) -> bool {
+    let text = text.trim_start();
+    let begins = |body: &str| {
+        let mut rest = body.trim_start();
+        for part in ["{", "\"name\"", ":"] {
+            if part.starts_with(rest) {
+                return true;
+            }
+            match rest.strip_prefix(part) {
+                Some(more) => rest = more.trim_start(),
+                None => return false,
+            }
+        }
+        tools.iter().any(|name| {
+            let quoted = Json::from(name.as_str()).to_string();
+            quoted.starts_with(rest) || rest.starts_with(&quoted)
+        })
+    };
+    FENCES
+        .iter()
+        .any(|(open, _)| open.starts_with(text) || text.strip_prefix(open).is_some_and(begins))
+}
+
+/// The call that a whole reply is: an object of a known tool's name and its arguments, and nothing else.
+pub fn bare(text: &str, tools: &[String]) -> Option<Call> {
+    // What is held back while it comes is what is looked at in the end, however it is cut.
+    if !may_be_bare(text, tools) {
+        return None;
+    }
+    let text = text.trim();
+    let body = FENCES.iter().find_map(|(open, close)| {
+        let body = text.strip_prefix(open)?.strip_suffix(close)?;
+        body.trim_start().starts_with('{').then_some(body)
+    })?;
+    let map: Map<String, Json> = serde_json::from_str(body).ok()?;
+    if !map.keys().all(|key| key == "name" || key == "arguments") || !map.contains_key("arguments")
+    {
+        return None;
+    }
+    parse(body).ok().filter(|call| tools.contains(&call.name))
+}
+
 /// The text of an object's member; of its last one, as everywhere, when it stands there twice.
 fn written<'a>(object: &'a str, member: &str) -> Option<&'a str> {
     let mut found = None;
@@ -150,6 +196,47 @@ mod tests {
         assert_eq!(find(r#"{"name":"f"}"#, 0, true), call("f", "{}", 12));
         let null = r#"{"name":"f","arguments":null}"#;
         assert_eq!(find(null, 0, true), call("f", "{}", null.len()));
+    }
+
+    #[test]
+    fn a_whole_reply_may_be_a_call_of_a_known_tool() {
+        let tools = ["get_weather".to_owned(), "add".to_owned()];
+        for text in [
+            r#"{"name": "add", "arguments": {"a": 1}}"#,
+            " {\n  \"name\" : \"add\",\"arguments\":{\"a\": 1}}\n",
+            "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```",
+            "```\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n",
+        ] {
+            let call = bare(text, &tools).unwrap();
+            assert_eq!(
+                (call.name.as_str(), call.arguments.as_str()),
+                ("add", r#"{"a": 1}"#)
+            );
+            assert!((0..text.len()).all(|end| may_be_bare(&text[..end], &tools)));
+        }
+        for text in [
+            r#"{"name": "sub", "arguments": {}}"#,
+            r#"{"name": "add"}"#,
+            r#"{"arguments": {}, "name": "add"}"#,
+            r#"{"name": "add", "arguments": {}, "more": 1}"#,
+            r#"{"name": "add", "arguments": {}} and so on"#,
+            r#"So: {"name": "add", "arguments": {}}"#,
+            r#"{"name": "add", "arguments": "#,
+            "```json\n{\"name\": \"add\", \"arguments\": {}}",
+            "",
+        ] {
+            assert_eq!(bare(text, &tools), None, "{text}");
+        }
+        for text in [
+            "Hello",
+            "[1",
+            "{\"key\"",
+            "{\"name\": \"other",
+            "```rust",
+            "{}",
+        ] {
+            assert!(!may_be_bare(text, &tools), "{text}");
+        }
     }
 
     #[test]

@@ -30,6 +30,43 @@ fn with_tools() -> AnswerOptions {
 }
 
 #[test]
+fn a_reply_that_is_nothing_but_a_call_is_one() {
+    let options = AnswerOptions {
+        bare: vec!["f".to_owned()],
+        ..with_tools()
+    };
+    let call = "```json\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n```";
+    let ids = plain()
+        .encode(&format!("<think>hm</think>\n{call}"))
+        .unwrap();
+    let (deltas, message) = read_ids(plain(), &ids, options.clone());
+    assert_eq!(
+        (message.content.as_str(), message.reasoning.as_deref()),
+        ("", Some("hm"))
+    );
+    assert_eq!(message.tool_calls[0].arguments, "{\"x\": 1}");
+    assert!(!deltas.iter().any(|d| matches!(d, AnswerDelta::Content(_))));
+    for text in [
+        format!("Sure: {call}"),
+        "{\"name\": \"g\", \"arguments\": {}}".to_owned(),
+        "{\"name\": \"f\", \"arguments\": {}".to_owned(),
+        "{\"name\": \"f\", \"arguments\": {}}\n\nand more".to_owned(),
+    ] {
+        let message = read(&text, options.clone());
+        assert_eq!((message.content, message.tool_calls.len()), (text, 0));
+    }
+    // Only where tools are looked for at all.
+    let message = read(
+        call,
+        AnswerOptions {
+            tools: false,
+            ..options
+        },
+    );
+    assert_eq!(message.content, call);
+}
+
+#[test]
 fn calls_are_found_and_broken_ones_stay_text() {
     let good = "a<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": {\"y\": [1, 2]}}}\n</tool_call>b<tool_call>{\"name\":\"g\"}</tool_call>";
     let message = read(good, with_tools());
@@ -158,11 +195,12 @@ proptest! {
     /// What is streamed adds up to the message, however the text is cut into tokens; nothing is lost and no stop string shown.
     #[test]
     fn deltas_add_up(
-        text in "(<think>)?([a-z界🦀 \n]|</think>|<tool_call>|\\{\"name\":\"f\"\\}|\"|</tool_call>|STOP|<t){0,14}",
+        text in "(<think>)?([a-z界🦀 \n]|</think>|<tool_call>|\\{\"name\":\"f\"\\}|\\{\"name\": \"f\", \"arguments\": \\{\\}\\}|\"|</tool_call>|STOP|<t){0,14}",
         tools in any::<bool>(),
     ) {
         let stops = vec!["STOP".to_owned()];
-        let options = AnswerOptions { tools, stops, call_id_seed: 3 };
+        let bare = vec!["f".to_owned()];
+        let options = AnswerOptions { tools, bare, stops, call_id_seed: 3 };
         let chat = plain();
         let (deltas, message) = read_ids(chat, &chat.encode(&text).unwrap(), options.clone());
         prop_assert_eq!(&join(deltas), &message);
@@ -171,7 +209,7 @@ proptest! {
         prop_assert_eq!(&join(deltas), &same);
         prop_assert_eq!(&same, &message);
         prop_assert!(!message.content.contains("STOP"));
-        if !text.contains(['<', 'S']) {
+        if !text.contains(['<', 'S']) && message.tool_calls.is_empty() {
             prop_assert_eq!(message.content, text);
         }
     }

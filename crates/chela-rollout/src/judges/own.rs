@@ -56,9 +56,8 @@ impl TextModel for EngineTextModel {
                 Err(error) => return Err(failed(error)),
             };
             let options = AnswerOptions {
-                tools: false,
-                stops: Vec::new(),
                 call_id_seed: request.seed,
+                ..AnswerOptions::default()
             };
             let mut parser = self.chat.answer_parser(options);
             while let Some(event) = events.next().await {

@@ -75,6 +75,8 @@ pub(super) async fn begin(
         .map_err(of_chat)?;
     let room = room(server, rendered.tokens.len())?;
     let sampling = &asked.request.sampling;
+    let offered = asked.request.conversation.tools.iter();
+    let tools: Vec<String> = offered.map(|t| t.name.clone()).collect();
     let mut streams = Vec::with_capacity(admission.turns.len());
     for (index, turn) in admission.turns.clone().into_iter().enumerate() {
         let seed = sampling
@@ -99,6 +101,7 @@ pub(super) async fn begin(
         let stream = stream.map_err(|e| Problem::of_model(e.into()))?;
         let options = AnswerOptions {
             tools: asked.may_call,
+            bare: tools.clone(),
             stops: sampling.stop.clone(),
             call_id_seed: turn.0,
         };
