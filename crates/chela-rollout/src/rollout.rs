@@ -81,9 +81,7 @@ impl Rollout {
     }
 
     pub(crate) fn story(&self, turn: TurnId) -> Result<TurnStory, Refusal> {
-        self.store
-            .story(turn)?
-            .ok_or_else(|| Refusal::NotFound(format!("{turn} is not known here")))
+        self.store.story(turn)?.ok_or_else(|| unknown_turn(turn))
     }
 
     pub(crate) fn note_failure(&self, judge: &str, why: &str) {
@@ -170,6 +168,11 @@ impl Rollout {
         }
         found.ok_or_else(|| unknown_session(id))
     }
+}
+
+/// What belongs to others is as unknown as what is not there.
+pub(crate) fn unknown_turn(turn: TurnId) -> Refusal {
+    Refusal::NotFound(format!("{turn} is not known here"))
 }
 
 pub(crate) fn unknown_session(id: &SessionId) -> Refusal {

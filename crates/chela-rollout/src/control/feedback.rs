@@ -1,6 +1,11 @@
 //! Explicit feedback: scores, remarks, corrections, rewards of trainers. Durable when it returns.
 
-use crate::{control::may_see, credit, rollout::Rollout, session::follow::REMARK};
+use crate::{
+    control::may_see,
+    credit,
+    rollout::{Rollout, unknown_turn},
+    session::follow::REMARK,
+};
 use chela_core::{
     Caller, Event, Feedback, FeedbackTarget, Message, NextState, Refusal, SampleState, Scope,
     SessionId, SessionRecord, TurnId, TurnKind, TurnStory, Verdict, VerdictSource,
@@ -147,8 +152,8 @@ impl Rollout {
         Ok(turn)
     }
 
-    /// A turn that the caller may score.
-    fn own_turn(&self, caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal> {
+    /// A turn that is the caller's: it may score it.
+    pub(super) fn own_turn(&self, caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal> {
         let story = self.story(turn)?;
         let admin = caller.scope == Scope::Admin && caller.session.is_none();
         let same_profile = story.turn.profile == caller.profile;
@@ -159,7 +164,7 @@ impl Rollout {
         if admin || (same_profile && reachable) {
             Ok(story)
         } else {
-            Err(Refusal::NotFound(format!("{turn} is not known here")))
+            Err(unknown_turn(turn))
         }
     }
 

@@ -6,7 +6,10 @@ mod sessions;
 
 pub use sessions::session_key_hash;
 
-use crate::{export, rollout::Rollout};
+use crate::{
+    export,
+    rollout::{Rollout, unknown_turn},
+};
 use chela_core::{
     BoxFuture, Caller, ControlPlane, ExportRow, ExportStyle, Feedback, PolicyAction, PolicyView,
     Profile, Refusal, Scope, SessionId, SessionRecord, StatusView, TurnId, TurnStory,
@@ -75,18 +78,11 @@ impl ControlPlane for Rollout {
     }
 
     fn turn(&self, caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal> {
-        let none = || Refusal::NotFound(format!("there is no turn {turn}"));
-        let story = self.store.story(turn)?.ok_or_else(none)?;
-        // Whose it is not, to them it is not there.
-        let own = caller.scope == Scope::Admin || caller.profile == story.turn.profile;
-        let inside = caller
-            .session
-            .as_ref()
-            .is_none_or(|session| *session == story.turn.session);
-        if own && inside {
-            Ok(story)
-        } else {
-            Err(none())
+        let story = self.own_turn(caller, turn)?;
+        // What a session key did before a refresh it may score, not go on with.
+        match &caller.session {
+            Some(own) if *own != story.turn.session => Err(unknown_turn(turn)),
+            _ => Ok(story),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Anthropic's message requests: blocks, tools, thinking, and system text outside and inside the messages.
 
-use super::{Asked, hints, sampling};
+use super::{Asked, hints, messages, sampling};
 use crate::{
     problem::Problem,
     wire::{Fields, MESSAGES_HONOURED, invalid},
 };
 use axum::http::HeaderMap;
 use chela_core::{ChatRequest, Conversation, Message, Role, SamplingRequest, Tool, ToolCall};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// A system block of Claude Code that changes with every request and says nothing to a model.
@@ -21,17 +21,17 @@ pub(crate) fn anthropic(
 ) -> Result<Asked, Problem> {
     let fields = Fields::parse(body)?;
     let mut ignored = fields.without_effect(MESSAGES_HONOURED)?;
-    let mut messages = Vec::new();
+    let mut list = Vec::new();
     if let Some(system) = fields.get("system") {
         let text = texts("system", system)?;
         if !text.is_empty() {
-            messages.push(Message::system(text));
+            list.push(Message::system(text));
         }
     }
-    conversation(&fields, &mut messages)?;
+    conversation(&fields, &mut list)?;
     let tools = tools(&fields, &mut ignored)?;
     let (may_call, parallel) = tool_choice(&fields, &tools)?;
-    let hints = hints::hints(headers, &fields, &messages)?;
+    let hints = hints::hints(headers, &fields, &list)?;
     let most = fields.integer("max_tokens", 1, i64::MAX)?;
     if most.is_none() && !count {
         return Err(invalid("max_tokens", "is missing"));
@@ -44,7 +44,7 @@ pub(crate) fn anthropic(
     let request = ChatRequest {
         model: fields.text("model")?.unwrap_or_default().to_owned(),
         conversation: Conversation {
-            messages,
+            messages: list,
             tools,
             template_args: template_args(&fields)?,
         },
@@ -100,18 +100,10 @@ fn text_of<'a>(at: &str, block: &'a Value, name: &str) -> Result<&'a str, Proble
         .ok_or_else(|| invalid(format!("{at}.{name}"), "must be a string"))
 }
 
-fn conversation(fields: &Fields, messages: &mut Vec<Message>) -> Result<(), Problem> {
-    let list = fields
-        .get("messages")
-        .ok_or_else(|| invalid("messages", "is missing"))?
-        .as_array()
-        .ok_or_else(|| invalid("messages", "must be a list"))?;
-    if list.is_empty() {
-        return Err(invalid("messages", "must hold at least one message"));
-    }
+fn conversation(fields: &Fields, list: &mut Vec<Message>) -> Result<(), Problem> {
     // A result names its call by id only; templates may want the tool's name.
     let mut called = HashMap::new();
-    for (i, value) in list.iter().enumerate() {
+    for (i, value) in messages::listed(fields)?.iter().enumerate() {
         let at = format!("messages[{i}]");
         let role = text_of(&at, value, "role")?;
         let content = value
@@ -123,14 +115,14 @@ fn conversation(fields: &Fields, messages: &mut Vec<Message>) -> Result<(), Prob
                 for call in &message.tool_calls {
                     called.insert(call.id.clone(), call.name.clone());
                 }
-                messages.push(message);
+                list.push(message);
             }
-            ("user", Value::Array(blocks)) => user(&at, blocks, &called, messages)?,
+            ("user", Value::Array(blocks)) => user(&at, blocks, &called, list)?,
             ("user", content) => {
-                messages.push(Message::user(texts(&format!("{at}.content"), content)?))
+                list.push(Message::user(texts(&format!("{at}.content"), content)?))
             }
             ("system", content) => {
-                messages.push(Message::system(texts(&format!("{at}.content"), content)?));
+                list.push(Message::system(texts(&format!("{at}.content"), content)?));
             }
             (other, _) => {
                 return Err(invalid(
@@ -222,46 +214,25 @@ fn arguments(input: Option<&Value>) -> String {
     }
 }
 
-/// As templates know tools: OpenAI's shape, keys in wire order. Tools that a provider would run itself are not offered here and
-/// are named as ignored.
+/// Tools that a provider would run itself are not offered here and are named as ignored.
 fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Problem> {
-    let Some(list) = fields.get("tools") else {
-        return Ok(Vec::new());
-    };
-    let list = list
-        .as_array()
-        .ok_or_else(|| invalid("tools", "must be a list"))?;
-    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
-    for (i, tool) in list.iter().enumerate() {
+    let mut tools = Vec::new();
+    for (i, tool) in messages::offered(fields)?.iter().enumerate() {
         let at = format!("tools[{i}]");
         let name = text_of(&at, tool, "name")?;
         let own = matches!(
             tool.get("type").and_then(Value::as_str),
             None | Some("custom")
         );
-        let Some(schema) = tool.get("input_schema").filter(|_| own) else {
-            if own {
-                return Err(invalid(format!("{at}.input_schema"), "is missing"));
-            }
+        if !own {
             ignored.push(at);
             continue;
-        };
-        if tools.iter().any(|t| t.name == name) {
-            return Err(invalid(
-                format!("{at}.name"),
-                format!("{name:?} is there twice"),
-            ));
         }
-        let mut function = Map::new();
-        function.insert("name".to_owned(), json!(name));
-        if let Some(description) = tool.get("description") {
-            function.insert("description".to_owned(), description.clone());
+        if tool.get("input_schema").is_none() {
+            return Err(invalid(format!("{at}.input_schema"), "is missing"));
         }
-        function.insert("parameters".to_owned(), schema.clone());
-        tools.push(Tool {
-            name: name.to_owned(),
-            definition: json!({"type": "function", "function": function}).to_string(),
-        });
+        let definition = messages::definition(tool, "input_schema");
+        messages::add_tool(&mut tools, format!("{at}.name"), (name, definition))?;
     }
     Ok(tools)
 }

@@ -5,9 +5,10 @@ use crate::{
     wire::{Fields, invalid},
 };
 use chela_core::{Message, Role, Tool, ToolCall};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-pub(super) fn messages(fields: &Fields) -> Result<Vec<Message>, Problem> {
+/// The objects of `messages`, at least one.
+pub(super) fn listed(fields: &Fields) -> Result<&[Value], Problem> {
     let list = fields
         .get("messages")
         .ok_or_else(|| invalid("messages", "is missing"))?
@@ -16,7 +17,12 @@ pub(super) fn messages(fields: &Fields) -> Result<Vec<Message>, Problem> {
     if list.is_empty() {
         return Err(invalid("messages", "must hold at least one message"));
     }
-    list.iter()
+    Ok(list)
+}
+
+pub(super) fn messages(fields: &Fields) -> Result<Vec<Message>, Problem> {
+    listed(fields)?
+        .iter()
         .enumerate()
         .map(|(i, m)| message(&format!("messages[{i}]"), m))
         .collect()
@@ -140,16 +146,51 @@ fn tool_call(at: &str, value: &Value) -> Result<ToolCall, Problem> {
     })
 }
 
-/// Null and `[]` are none.
+/// The objects of `tools`; null and `[]` are none.
+pub(super) fn offered(fields: &Fields) -> Result<&[Value], Problem> {
+    match fields.get("tools") {
+        None => Ok(&[]),
+        Some(Value::Array(list)) => Ok(list),
+        Some(_) => Err(invalid("tools", "must be a list")),
+    }
+}
+
+/// Adds a tool, unless one of its name is there; `at` is the name's field.
+pub(super) fn add_tool(
+    tools: &mut Vec<Tool>,
+    at: String,
+    (name, definition): (&str, String),
+) -> Result<(), Problem> {
+    if tools.iter().any(|t| t.name == name) {
+        return Err(invalid(at, format!("{name:?} is there twice")));
+    }
+    tools.push(Tool {
+        name: name.to_owned(),
+        definition,
+    });
+    Ok(())
+}
+
+/// A tool that another API spells flat, as templates know it: OpenAI's shape, keys in wire order. `schema` is that API's word for
+/// the parameters.
+pub(super) fn definition(tool: &Value, schema: &str) -> String {
+    let mut function = Map::new();
+    for (key, from) in [
+        ("name", "name"),
+        ("description", "description"),
+        ("parameters", schema),
+    ] {
+        if let Some(value) = tool.get(from).filter(|v| !v.is_null()) {
+            function.insert(key.to_owned(), value.clone());
+        }
+    }
+    json!({"type": "function", "function": function}).to_string()
+}
+
+/// As chat completions spell them.
 pub(super) fn tools(fields: &Fields) -> Result<Vec<Tool>, Problem> {
-    let Some(list) = fields.get("tools") else {
-        return Ok(Vec::new());
-    };
-    let list = list
-        .as_array()
-        .ok_or_else(|| invalid("tools", "must be a list"))?;
-    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
-    for (i, tool) in list.iter().enumerate() {
+    let mut tools = Vec::new();
+    for (i, tool) in offered(fields)?.iter().enumerate() {
         let at = format!("tools[{i}]");
         if tool
             .get("type")
@@ -165,13 +206,7 @@ pub(super) fn tools(fields: &Fields) -> Result<Vec<Tool>, Problem> {
         let name = name
             .filter(|n| !n.is_empty())
             .ok_or_else(|| invalid(at.as_str(), "must be a string"))?;
-        if tools.iter().any(|t| t.name == name) {
-            return Err(invalid(at, format!("{name:?} is there twice")));
-        }
-        tools.push(Tool {
-            name: name.to_owned(),
-            definition: tool.to_string(),
-        });
+        add_tool(&mut tools, at, (name, tool.to_string()))?;
     }
     Ok(tools)
 }

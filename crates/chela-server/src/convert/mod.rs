@@ -43,8 +43,7 @@ pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Resul
     let hints = hints::hints(headers, &fields, &messages)?;
     let template_args = fields.object("chat_template_kwargs")?.cloned();
     let template_args = template_args.map(|args| Value::Object(args).to_string());
-    let parallel =
-        fields.get("parallel_tool_calls").is_none() || fields.flag("parallel_tool_calls")?;
+    let parallel = parallel(&fields)?;
     let (stream, include_usage) = streaming(&fields)?;
     let request = ChatRequest {
         model: fields.text("model")?.unwrap_or_default().to_owned(),
@@ -65,6 +64,11 @@ pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Resul
         parallel,
         ignored,
     })
+}
+
+/// Whether a reply may call more than one tool; it may unless the request says no.
+fn parallel(fields: &Fields) -> Result<bool, Problem> {
+    Ok(fields.get("parallel_tool_calls").is_none() || fields.flag("parallel_tool_calls")?)
 }
 
 /// `stream`, and whether usage is asked for.

@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use chela_core::{
     ChatRequest, Conversation, Message, Role, SamplingRequest, Tool, ToolCall, TurnId,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// A response as asked for.
 #[derive(Debug)]
@@ -53,8 +53,7 @@ pub(crate) fn responses(
             .map(|n| n as usize),
         ..sampling::sampling(&fields, vocabulary)?
     };
-    let parallel =
-        fields.get("parallel_tool_calls").is_none() || fields.flag("parallel_tool_calls")?;
+    let parallel = super::parallel(&fields)?;
     let hints = hints::hints(headers, &fields, &list)?;
     let template_args = fields.object("chat_template_kwargs")?.cloned();
     let asked = Asked {
@@ -231,42 +230,22 @@ fn thought(item: &Value) -> String {
     }
 }
 
-/// Flat tools become what templates know. Those that a provider would run itself are named as ignored.
+/// Tools that a provider would run itself are not offered here and are named as ignored.
 fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Problem> {
-    let list = match fields.get("tools") {
-        None => return Ok(Vec::new()),
-        Some(value) => value
-            .as_array()
-            .ok_or_else(|| invalid("tools", "must be a list"))?,
-    };
-    let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
-    for (i, tool) in list.iter().enumerate() {
+    let mut tools = Vec::new();
+    for (i, tool) in messages::offered(fields)?.iter().enumerate() {
         let at = format!("tools[{i}]");
         if tool.get("type").and_then(Value::as_str) != Some("function") {
             ignored.push(at);
             continue;
         }
-        let name = tool
-            .get("name")
-            .and_then(Value::as_str)
+        let at = format!("{at}.name");
+        let name = tool.get("name").and_then(Value::as_str);
+        let name = name
             .filter(|n| !n.is_empty())
-            .ok_or_else(|| invalid(format!("{at}.name"), "must be a string"))?;
-        if tools.iter().any(|t| t.name == name) {
-            return Err(invalid(
-                format!("{at}.name"),
-                format!("{name:?} is there twice"),
-            ));
-        }
-        let mut function = Map::new();
-        for key in ["name", "description", "parameters"] {
-            if let Some(value) = tool.get(key).filter(|v| !v.is_null()) {
-                function.insert(key.to_owned(), value.clone());
-            }
-        }
-        tools.push(Tool {
-            name: name.to_owned(),
-            definition: json!({"type": "function", "function": function}).to_string(),
-        });
+            .ok_or_else(|| invalid(at.as_str(), "must be a string"))?;
+        let definition = messages::definition(tool, "parameters");
+        messages::add_tool(&mut tools, at, (name, definition))?;
     }
     Ok(tools)
 }

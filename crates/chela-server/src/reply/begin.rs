@@ -36,7 +36,9 @@ impl Head {
     }
 
     /// What a script needs to score the reply.
-    pub(super) fn mark(&self, headers: &mut HeaderMap) {
+    pub(super) fn marks(&self) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        let headers = &mut map;
         let admission = &self.record.admission;
         let turns: Vec<String> = admission.turns.iter().map(ToString::to_string).collect();
         put(headers, "x-chela-session", admission.session.as_str());
@@ -53,6 +55,7 @@ impl Head {
         };
         put(headers, "x-chela-turn-kind", kind);
         put_ignored(headers, &self.ignored);
+        map
     }
 }
 

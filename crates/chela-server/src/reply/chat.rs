@@ -12,10 +12,7 @@ use crate::{
     problem::{Problem, json_response},
     server::Server,
 };
-use axum::{
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use chela_chat::{AnswerDelta, Chat};
 use chela_core::{Caller, FinishReason, Message, SampledToken};
 use serde_json::{Value, json};
@@ -75,7 +72,7 @@ async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
     let prompt = head.record.rendered.tokens.len();
     body["usage"] = usage(prompt, replies.sampled(), replies.cached());
     let mut response = json_response(StatusCode::OK, &body);
-    head.mark(response.headers_mut());
+    response.headers_mut().extend(head.marks());
     Ok(response)
 }
 
@@ -126,8 +123,7 @@ struct Chunks {
 fn streamed(replies: Replies, head: Head, include_usage: bool) -> Response {
     let keep_alive = head.server.app.config.keep_alive;
     let count = head.record.admission.turns.len();
-    let mut marks = HeaderMap::new();
-    head.mark(&mut marks);
+    let marks = head.marks();
     let chunks = Chunks {
         head,
         include_usage,

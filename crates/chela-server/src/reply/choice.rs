@@ -354,6 +354,21 @@ impl Replies {
         }
     }
 
+    /// Follows a single choice to its end.
+    pub(crate) async fn sole(&mut self) -> Result<(FinishReason, Message), Problem> {
+        while let Some(event) = self.next().await {
+            match event {
+                Event::Said { .. } => {}
+                Event::Over {
+                    finish, message, ..
+                } => return Ok((finish, message)),
+                Event::Failed(problem) => return Err(problem),
+            }
+        }
+        let why = "a reply ended without an end".to_owned();
+        Err(Refusal::Internal(why).into())
+    }
+
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<(usize, Polled)> {
         let count = self.choices.len();
         for index in (0..count).map(|k| (self.first + k) % count) {

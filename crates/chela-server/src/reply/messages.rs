@@ -10,10 +10,7 @@ use crate::{
     problem::{Problem, json_response},
     server::Server,
 };
-use axum::{
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use chela_chat::AnswerDelta;
 use chela_core::{Caller, FinishReason, Message, ToolCall};
 use serde_json::{Value, json};
@@ -85,20 +82,7 @@ fn input(arguments: &str) -> Value {
 }
 
 async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
-    let mut over = None;
-    while let Some(event) = replies.next().await {
-        match event {
-            Event::Said { .. } => {}
-            Event::Over {
-                finish, message, ..
-            } => over = Some((finish, message)),
-            Event::Failed(problem) => return Err(problem),
-        }
-    }
-    let Some((finish, said)) = over else {
-        let why = "a reply ended without an end".to_owned();
-        return Err(chela_core::Refusal::Internal(why).into());
-    };
+    let (finish, said) = replies.sole().await?;
     let mut content = Vec::new();
     if let Some(reasoning) = &said.reasoning {
         content.push(
@@ -113,7 +97,7 @@ async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
     let stop = stop_reason(&head, finish, &said);
     let body = message(&head, json!(content), stop, Counts::of(&replies));
     let mut response = json_response(StatusCode::OK, &body);
-    head.mark(response.headers_mut());
+    response.headers_mut().extend(head.marks());
     Ok(response)
 }
 
@@ -134,8 +118,7 @@ struct Blocks {
 
 fn streamed(replies: Replies, head: Head) -> Response {
     let keep_alive = head.server.app.config.keep_alive;
-    let mut marks = HeaderMap::new();
-    head.mark(&mut marks);
+    let marks = head.marks();
     let mut out = Out::default();
     let start = message(&head, json!([]), Value::Null, Counts::default());
     out.named(&json!({"type": "message_start", "message": start}));

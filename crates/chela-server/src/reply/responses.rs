@@ -10,10 +10,7 @@ use crate::{
     problem::{Problem, json_response},
     server::Server,
 };
-use axum::{
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use chela_chat::AnswerDelta;
 use chela_core::{Caller, FinishReason, Message, Refusal, Role, SessionClaim, ToolCall, TurnId};
 use serde_json::{Map, Value, json};
@@ -225,24 +222,11 @@ fn items(turn: TurnId, answer: &Message) -> Vec<Value> {
 }
 
 async fn whole(mut replies: Replies, head: &Head, shape: Shape) -> Result<Response, Problem> {
-    let mut over = None;
-    while let Some(event) = replies.next().await {
-        match event {
-            Event::Said { .. } => {}
-            Event::Over {
-                finish, message, ..
-            } => over = Some((finish, message)),
-            Event::Failed(problem) => return Err(problem),
-        }
-    }
-    let Some((finish, said)) = over else {
-        let why = "a reply ended without an end".to_owned();
-        return Err(Refusal::Internal(why).into());
-    };
+    let (finish, said) = replies.sole().await?;
     let counts = Some(Counts::of(&replies));
     let body = shape.response(Status::of(finish), items(shape.turn, &said), counts);
     let mut response = json_response(StatusCode::OK, &body);
-    head.mark(response.headers_mut());
+    response.headers_mut().extend(head.marks());
     Ok(response)
 }
 
@@ -264,8 +248,7 @@ struct Items {
 
 fn streamed(replies: Replies, head: &Head, shape: Shape) -> Response {
     let keep_alive = head.server.app.config.keep_alive;
-    let mut marks = HeaderMap::new();
-    head.mark(&mut marks);
+    let marks = head.marks();
     let mut items = Items {
         shape,
         sequence: 0,

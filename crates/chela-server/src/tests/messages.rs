@@ -28,19 +28,6 @@ impl Api {
     }
 }
 
-/// A stream's events: each is named as its type.
-fn events(body: &str) -> Vec<Value> {
-    body.split("\n\n")
-        .filter(|f| !f.is_empty())
-        .map(|f| {
-            let (name, data) = f.split_once('\n').unwrap();
-            let value: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-            assert_eq!(name.strip_prefix("event: "), value["type"].as_str());
-            value
-        })
-        .collect()
-}
-
 #[tokio::test]
 async fn a_whole_answer_of_thinking_text_and_calls() {
     let api = api();
@@ -180,7 +167,7 @@ async fn a_stream_opens_and_closes_each_block_in_order() {
         "text/event-stream; charset=utf-8"
     );
     assert_eq!(answer.header("x-chela-turn-kind"), "main");
-    let events = events(&answer.body);
+    let events = named_events(&answer.body);
     let kinds: Vec<&str> = events.iter().map(|e| e["type"].as_str().unwrap()).collect();
     assert_eq!(kinds.first(), Some(&"message_start"));
     assert_eq!(kinds[kinds.len() - 2..], ["message_delta", "message_stop"]);
@@ -227,7 +214,7 @@ async fn a_stream_that_breaks_ends_with_an_error_and_no_stop() {
         error: Some(EngineError::Stopped("crash".to_owned())),
     });
     let answer = api.message(json!({"stream": true})).await;
-    let events = events(&answer.body);
+    let events = named_events(&answer.body);
     let last = events.last().unwrap();
     assert_eq!(
         (last["type"].as_str(), last["error"]["type"].as_str()),

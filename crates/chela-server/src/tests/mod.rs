@@ -122,6 +122,19 @@ fn frames(body: &str) -> Vec<Value> {
         .collect()
 }
 
+/// The events of a stream in which each is named as its type.
+fn named_events(body: &str) -> Vec<Value> {
+    body.split("\n\n")
+        .filter(|f| !f.is_empty())
+        .map(|f| {
+            let (name, data) = f.split_once('\n').unwrap();
+            let value: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(name.strip_prefix("event: "), value["type"].as_str());
+            value
+        })
+        .collect()
+}
+
 fn api() -> Api {
     api_with(|_| {})
 }

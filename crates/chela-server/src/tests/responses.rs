@@ -117,18 +117,6 @@ async fn items_of_one_answer_become_one_message_again() {
     );
 }
 
-fn events(body: &str) -> Vec<Value> {
-    body.split("\n\n")
-        .filter(|f| !f.is_empty())
-        .map(|f| {
-            let (name, data) = f.split_once('\n').unwrap();
-            let value: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-            assert_eq!(name.strip_prefix("event: "), value["type"].as_str());
-            value
-        })
-        .collect()
-}
-
 #[tokio::test]
 async fn a_stream_adds_fills_and_finishes_each_item() {
     let api = api();
@@ -136,7 +124,7 @@ async fn a_stream_adds_fills_and_finishes_each_item() {
     let answer = api
         .respond(json!({"stream": true, "tools": [tool()]}))
         .await;
-    let events = events(&answer.body);
+    let events = named_events(&answer.body);
     for (i, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], i);
     }
@@ -203,7 +191,7 @@ async fn a_stream_that_breaks_fails_and_never_completes() {
         error: Some(EngineError::Stopped("crash".to_owned())),
     });
     let answer = api.respond(json!({"stream": true})).await;
-    let last = events(&answer.body).pop().unwrap();
+    let last = named_events(&answer.body).pop().unwrap();
     assert_eq!(last["type"], "response.failed");
     assert_eq!(last["response"]["status"], "failed");
     assert!(!answer.body.contains("response.completed"));
