@@ -9,7 +9,6 @@ must hold the right turns, linked, of the right kind.
 """
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -157,5 +156,4 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.pop("OPENAI_BASE_URL", None)
     main()
