@@ -184,18 +184,40 @@ impl Chat {
         };
         let asked = part(before, true)?;
         let answered = part(reuse.messages, false)?;
+        let close_in = |text: &str| {
+            let ends = self.end_ids.iter().filter_map(|id| self.specials.get(id));
+            ends.filter_map(|end| text.find(end.as_str())).min()
+        };
         if !whole.starts_with(&answered) || !answered.starts_with(&asked) {
-            return Err("the template rewrites earlier turns");
+            // Some templates write a last answer in another way than the same answer further up (Qwen3: an empty thought). What
+            // counts is whether it is written as it was said.
+            let close = whole.strip_prefix(asked.as_str()).and_then(close_in);
+            let at = asked.len() + close.ok_or("the template rewrites earlier turns")?;
+            let written = unguard(&whole[..at]);
+            return if self.spells(&reuse.tokens, reuse.ended, &written) {
+                Ok(&whole[at..])
+            } else {
+                Err("the template rewrites earlier turns")
+            };
         }
         let head = (0..before).take_while(|at| !answers(*at)).count();
         if !self.begins(&reuse.tokens, &part(head, false)?) {
             return Err("tools, template options or date changed");
         }
-        let written = &answered[asked.len()..];
-        let ends = self.end_ids.iter().filter_map(|id| self.specials.get(id));
-        let close = ends.filter_map(|text| written.rfind(text.as_str())).max();
+        let close = close_in(&answered[asked.len()..]);
         let at = close.ok_or("the template closes an answer without an end token")?;
         Ok(&whole[asked.len() + at..])
+    }
+
+    /// The tokens, less the end token when the last is one, are this text but for white space.
+    fn spells(&self, tokens: &[TokenId], ended: bool, text: &str) -> bool {
+        let tokens = &tokens[..tokens.len() - usize::from(ended).min(tokens.len())];
+        let said = tokens.iter().flat_map(|id| match self.specials.get(id) {
+            Some(text) => text.as_bytes(),
+            None => self.bytes.of(*id),
+        });
+        let solid = |byte: &&u8| !byte.is_ascii_whitespace();
+        said.filter(solid).eq(text.as_bytes().iter().filter(solid))
     }
 
     /// The recorded tokens begin with this rendered text: the messages before any answer, with the tools.

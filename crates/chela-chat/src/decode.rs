@@ -27,9 +27,10 @@ impl Bytes {
                 continue;
             }
             tokens[id as usize] = match added.get(&id) {
-                Some(token) => token.content.clone().into_bytes(),
+                Some(token) if byte_level => token.content.clone().into_bytes(),
                 None if byte_level => from_byte_level(&piece, &alphabet),
-                None => from_plain(&piece),
+                // Gemma's runs of spaces are added tokens, written like any piece.
+                Some(_) | None => from_plain(&piece),
             };
         }
         Self {

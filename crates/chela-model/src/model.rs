@@ -85,6 +85,26 @@ impl Model {
         }
     }
 
+    /// Like [`Model::open`], but a folder needs no weights, and its own are not looked at: for what reads only configuration,
+    /// tokenizer and template. Such a model has no tensors.
+    pub fn open_text(files: &ModelFiles) -> Result<Self> {
+        match &files.layout {
+            Layout::Gguf(path) => Self::open_gguf(&files.name, path),
+            Layout::Folder(folder) => {
+                let specials = SpecialNames::read(folder)?;
+                let config = config_hf::read(folder, &specials)?;
+                Ok(Self {
+                    name: files.name.clone(),
+                    config,
+                    specials,
+                    files: Vec::new(),
+                    tensors: BTreeMap::new(),
+                    text: TextSource::Folder(folder.clone()),
+                })
+            }
+        }
+    }
+
     fn open_gguf(name: &str, path: &Path) -> Result<Self> {
         let gguf = Gguf::open(path)?;
         let file = OpenFile::open(path)?;

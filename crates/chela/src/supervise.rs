@@ -13,7 +13,7 @@ use chela_core::{
     AdapterSpec, EngineInfo, Learners, Millis, OptimParams, PolicyEngine, TrajectoryStore,
 };
 use chela_engine::{EngineOptions, LocalEngine};
-use chela_model::{Model, ModelSource, Progress, resolve};
+use chela_model::{Model, ModelFiles, ModelSource, Progress, resolve};
 use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients};
 use chela_server::{App, ServerConfig};
 use chela_store::Store;
@@ -52,7 +52,7 @@ pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
 
 /// A scripted engine with the configured model's tokenizer and template; its weights are not read.
 pub fn load_script(config: &Config, file: &Path, progress: &mut dyn Progress) -> Result<Loaded> {
-    let model = find(config, progress)?;
+    let model = Model::open_text(&find(config, progress)?)?;
     let chat = Arc::new(Chat::load(&model)?);
     let info = EngineInfo {
         model: model.name().to_owned(),
@@ -68,7 +68,7 @@ pub fn load_script(config: &Config, file: &Path, progress: &mut dyn Progress) ->
     })
 }
 
-fn find(config: &Config, progress: &mut dyn Progress) -> Result<Model> {
+fn find(config: &Config, progress: &mut dyn Progress) -> Result<ModelFiles> {
     let cache = match config.model.cache_dir.as_str() {
         "" => folder::default_cache_dir()?,
         dir => PathBuf::from(dir),
@@ -76,8 +76,7 @@ fn find(config: &Config, progress: &mut dyn Progress) -> Result<Model> {
     std::fs::create_dir_all(&cache)
         .with_context(|| format!("cannot create the model cache {}", cache.display()))?;
     let source = ModelSource::parse(&config.model.name)?;
-    let files = resolve(&source, &cache, progress)?;
-    Ok(Model::open(&files)?)
+    Ok(resolve(&source, &cache, progress)?)
 }
 
 /// The configured model in the local engine.
@@ -85,7 +84,7 @@ pub fn load_local(
     config: &Config,
     progress: &mut dyn Progress,
 ) -> Result<(Arc<LocalEngine>, Arc<Chat>)> {
-    let model = find(config, progress)?;
+    let model = Model::open(&find(config, progress)?)?;
     let chat = Arc::new(Chat::load(&model)?);
     let options = EngineOptions {
         threads: config.model.threads,

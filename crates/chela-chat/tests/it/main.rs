@@ -7,6 +7,7 @@
 
 mod answers;
 mod common;
+mod families;
 mod prompts;
 mod reuse;
 mod starter;
