@@ -1,11 +1,11 @@
 //! From a reply's tokens to what a client sees: text, reasoning, tool calls. What is streamed adds up to the final message.
 
 use crate::{
-    call::{self, Found},
+    call::{self, CallFormat, Found},
     decode::TextDecoder,
     stop::{StopText, overlap},
 };
-use chela_core::{Message, TokenId, ToolCall};
+use chela_core::{Message, TokenId, Tool, ToolCall};
 use std::sync::Arc;
 
 /// How to read a reply.
@@ -13,9 +13,9 @@ use std::sync::Arc;
 pub struct AnswerOptions {
     /// Look for tool calls.
     pub tools: bool,
-    /// Tools that a reply may call by being nothing but the call's object, without tags or in a code fence: small models forget the
-    /// tags that their template shows them.
-    pub bare: Vec<String>,
+    /// The tools. A reply may call one by being nothing but the call's object, without tags or in a code fence: small models
+    /// forget the tags that their template shows them. Their schemas say what is no text where a format does not.
+    pub offered: Arc<[Tool]>,
     /// Texts that end the reply and are not shown.
     pub stops: Vec<String>,
     /// Makes call ids unique: differs for each reply.
@@ -50,8 +50,9 @@ pub struct Tags(Arc<[(TokenId, &'static str)]>);
 
 impl Tags {
     /// Among these control tokens.
-    pub fn new(specials: &[(TokenId, String)]) -> Self {
-        let tags = [THINK.0, THINK.1, call::OPEN, call::CLOSE];
+    pub fn new(specials: &[(TokenId, String)], format: CallFormat) -> Self {
+        let mut tags = format.marks();
+        tags.extend([THINK.0, THINK.1]);
         let of = |tag: &'static str| {
             let found = specials.iter().find(|(_, text)| text == tag)?;
             Some((found.0, tag))
@@ -77,9 +78,12 @@ enum Place {
 pub struct AnswerParser {
     decoder: TextDecoder,
     tags: Tags,
+    format: CallFormat,
     stop: StopText,
     options: AnswerOptions,
     place: Place,
+    /// What opened the call that is being read.
+    opened: &'static str,
     /// Read and not yet understood.
     held: String,
     /// How much of `held` is known to hold no end of a call.
@@ -93,13 +97,19 @@ pub struct AnswerParser {
 
 impl AnswerParser {
     /// Nothing read yet.
-    pub(crate) fn new(decoder: TextDecoder, tags: Tags, options: AnswerOptions) -> Self {
+    pub(crate) fn new(
+        decoder: TextDecoder,
+        (tags, format): (Tags, CallFormat),
+        options: AnswerOptions,
+    ) -> Self {
         Self {
             decoder,
             tags,
+            format,
             stop: StopText::new(&options.stops),
             options,
             place: Place::Start,
+            opened: "",
             held: String::new(),
             searched: 0,
             gap: String::new(),
@@ -160,8 +170,10 @@ impl AnswerParser {
                 true
             }
             Place::Bare => self.bare(last, deltas),
-            Place::Thinking => self.until(THINK.1, self.first(), last, deltas),
-            Place::Text if self.options.tools => self.until(call::OPEN, Place::Call, last, deltas),
+            Place::Thinking => self.until(&[THINK.1], self.first(), last, deltas),
+            Place::Text if self.options.tools => {
+                self.until(self.format.opens(), Place::Call, last, deltas)
+            }
             Place::Text => {
                 let text = std::mem::take(&mut self.held);
                 self.say(&text, deltas);
@@ -173,7 +185,7 @@ impl AnswerParser {
 
     /// Where visible text begins.
     fn first(&self) -> Place {
-        if self.options.tools && !self.options.bare.is_empty() {
+        if self.options.tools && !self.options.offered.is_empty() {
             Place::Bare
         } else {
             Place::Text
@@ -182,17 +194,17 @@ impl AnswerParser {
 
     /// Held back as long as it may still be a call and nothing else.
     fn bare(&mut self, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
-        if !last && call::may_be_bare(&self.held, &self.options.bare) {
+        if !last && call::may_be_bare(&self.held, &self.options.offered) {
             return false;
         }
         self.place = Place::Text;
-        let found = last.then(|| call::bare(&self.held, &self.options.bare));
-        let Some(call) = found.flatten() else {
+        let found = last.then(|| call::bare(&self.held, &self.options.offered));
+        let Some(calls) = found.flatten() else {
             return true;
         };
         self.held.clear();
         self.enter(Place::Text);
-        self.called(call, deltas);
+        self.called(calls, deltas);
         false
     }
 
@@ -203,9 +215,19 @@ impl AnswerParser {
         self.after_tag = true;
     }
 
-    /// Says the text before `tag`; the tag moves to `next`.
-    fn until(&mut self, tag: &str, next: Place, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
-        if let Some(at) = self.held.find(tag) {
+    /// Says the text before the first of `tags`; the tag moves to `next`.
+    fn until(
+        &mut self,
+        tags: &'static [&'static str],
+        next: Place,
+        last: bool,
+        deltas: &mut Vec<AnswerDelta>,
+    ) -> bool {
+        let found = tags
+            .iter()
+            .filter_map(|tag| Some((self.held.find(tag)?, *tag)))
+            .min();
+        if let Some((at, tag)) = found {
             let rest = self.held.split_off(at + tag.len());
             let mut text = std::mem::replace(&mut self.held, rest);
             text.truncate(at);
@@ -213,13 +235,15 @@ impl AnswerParser {
             if next == Place::Call {
                 // Whether it is a call, and the white space before it no text, is not known yet.
                 self.place = next;
+                self.opened = tag;
                 self.searched = 0;
             } else {
                 self.enter(next);
             }
             return true;
         }
-        let keep = if last { 0 } else { overlap(&self.held, tag) };
+        let begun = tags.iter().map(|tag| overlap(&self.held, tag)).max();
+        let keep = if last { 0 } else { begun.unwrap_or(0) };
         let rest = self.held.split_off(self.held.len() - keep);
         let text = std::mem::replace(&mut self.held, rest);
         self.say(&text, deltas);
@@ -259,40 +283,49 @@ impl AnswerParser {
 
     /// A call becomes one when it is lawful; else its text is text: never both, never neither.
     fn call(&mut self, last: bool, deltas: &mut Vec<AnswerDelta>) -> bool {
-        let (call, length) = match call::find(&self.held, self.searched, last) {
+        let found = self.format.find(
+            self.opened,
+            &self.held,
+            self.searched,
+            last,
+            &self.options.offered,
+        );
+        let (calls, length) = match found {
             Found::More(from) => {
                 self.searched = from;
                 return false;
             }
-            Found::Call(call, length) => (Some(call), length),
+            Found::Calls(calls, length) => (Some(calls), length),
             Found::Text(length) => (None, length),
         };
         let rest = self.held.split_off(length);
         let text = std::mem::replace(&mut self.held, rest);
         self.place = Place::Text;
-        let Some(call) = call else {
-            self.say(&format!("{}{text}", call::OPEN), deltas);
+        let Some(calls) = calls else {
+            self.say(&format!("{}{text}", self.opened), deltas);
             return true;
         };
         self.enter(Place::Text);
-        self.called(call, deltas);
+        self.called(calls, deltas);
         true
     }
 
-    fn called(&mut self, call: call::Call, deltas: &mut Vec<AnswerDelta>) {
-        let index = self.message.tool_calls.len();
-        let id = call::id(self.options.call_id_seed, index);
-        let (name, arguments) = (call.name, call.arguments);
-        self.message.tool_calls.push(ToolCall {
-            id: id.clone(),
-            name: name.clone(),
-            arguments: arguments.clone(),
-        });
-        deltas.push(AnswerDelta::ToolCall {
-            index,
-            id,
-            name,
-            arguments,
-        });
+    fn called(&mut self, calls: Vec<call::Call>, deltas: &mut Vec<AnswerDelta>) {
+        for call in calls {
+            let index = self.message.tool_calls.len();
+            let id = call::id(self.options.call_id_seed, index);
+            let (name, arguments) = (call.name, call.arguments);
+            self.message.tool_calls.push(ToolCall {
+                id: id.clone(),
+                name: name.clone(),
+                arguments: arguments.clone(),
+            });
+            deltas.push(AnswerDelta::ToolCall {
+                index,
+                id,
+                name,
+                arguments,
+            });
+        }
     }
 }

@@ -2,14 +2,19 @@
 
 use crate::{
     answer::{AnswerOptions, AnswerParser, Tags},
+    call::CallFormat,
     decode::{Bytes, TextDecoder},
     encode::{Encoder, unguard},
     error::ChatError,
+    grammar::{Grammar, Vocabulary},
     stop::StopGuide,
     template::{Clock, Prepared, Template},
 };
-use chela_core::{Conversation, Guide, ReusablePrefix, Role, Segment, TokenId};
-use std::{collections::BTreeMap, sync::Arc};
+use chela_core::{Constraint, Conversation, Guide, ReusablePrefix, Role, Segment, TokenId};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
 use tokenizers::Tokenizer;
 
 /// What a [`Chat`] is made of.
@@ -36,9 +41,11 @@ pub struct Chat {
     encoder: Encoder,
     bytes: Arc<Bytes>,
     tags: Tags,
+    format: CallFormat,
     end_ids: Vec<TokenId>,
     specials: BTreeMap<TokenId, String>,
     vocabulary: usize,
+    vocabulary_of_grammars: OnceLock<Result<Arc<Vocabulary>, ChatError>>,
     hash: String,
 }
 
@@ -75,6 +82,9 @@ impl Chat {
             .tool_template()
             .map(|source| Template::new(&source, model.bos_token(), model.eos_token()))
             .transpose()?;
+        if let Some(source) = model.tool_template() {
+            chat.read_calls_as(CallFormat::of_template(&source));
+        }
         Ok(chat)
     }
 
@@ -83,17 +93,26 @@ impl Chat {
         let template = Template::new(&parts.template, parts.bos.as_deref(), parts.eos.as_deref())?;
         let specials = control_tokens(&parts);
         let list: Vec<_> = specials.clone().into_iter().collect();
+        let format = CallFormat::of_template(&parts.template);
         Ok(Self {
             template,
             tool_template: None,
             bytes: Arc::new(Bytes::new(&parts.tokenizer, &specials)),
-            tags: Tags::new(&list),
+            tags: Tags::new(&list, format),
+            format,
             end_ids: parts.end_ids,
             vocabulary: parts.tokenizer.get_vocab_size(true),
             hash: chela_model::tokenizer_hash(&parts.tokenizer),
             encoder: Encoder::new(parts.tokenizer, &list)?,
             specials,
+            vocabulary_of_grammars: OnceLock::new(),
         })
+    }
+
+    fn read_calls_as(&mut self, format: CallFormat) {
+        let specials: Vec<_> = self.specials.clone().into_iter().collect();
+        self.tags = Tags::new(&specials, format);
+        self.format = format;
     }
 
     /// Replaces the time that templates are told (the system's, in UTC).
@@ -298,17 +317,38 @@ impl Chat {
         TextDecoder::new(self.bytes.clone())
     }
 
-    /// Tells the engine when one of the stop strings is complete; `None` when there are none.
-    pub fn stop_guide(&self, stops: &[String]) -> Option<Box<dyn Guide>> {
-        if stops.iter().all(String::is_empty) {
-            return None;
+    /// Compiles the form that a reply to this conversation is to have. The first one takes a moment: the vocabulary is prepared.
+    pub fn grammar(
+        &self,
+        constraint: &Constraint,
+        conversation: &Conversation,
+    ) -> Result<Grammar, ChatError> {
+        let prepare = || {
+            let (size, ends) = (self.bytes.len(), &self.end_ids);
+            let made = Vocabulary::new(self.bytes.clone(), size, &self.specials, ends);
+            made.map(Arc::new)
+        };
+        let vocabulary = self.vocabulary_of_grammars.get_or_init(prepare);
+        vocabulary
+            .clone()?
+            .grammar(constraint, &conversation.tools, self.format)
+    }
+
+    /// Follows a reply for the engine: keeps it to a form, and ends it when one of the stop strings is complete. `None` when
+    /// there is neither.
+    pub fn guide(&self, stops: &[String], grammar: Option<&Grammar>) -> Option<Box<dyn Guide>> {
+        let stop = stops.iter().any(|stop| !stop.is_empty());
+        let stop = stop.then(|| StopGuide::new(self.decoder(), stops));
+        match (grammar, stop) {
+            (Some(grammar), stop) => Some(grammar.guide(stop)),
+            (None, Some(stop)) => Some(Box::new(stop)),
+            (None, None) => None,
         }
-        Some(Box::new(StopGuide::new(self.decoder(), stops)))
     }
 
     /// Follows a reply.
     pub fn answer_parser(&self, options: AnswerOptions) -> AnswerParser {
-        AnswerParser::new(self.decoder(), self.tags.clone(), options)
+        AnswerParser::new(self.decoder(), (self.tags.clone(), self.format), options)
     }
 }
 

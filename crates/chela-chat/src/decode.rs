@@ -39,6 +39,11 @@ impl Bytes {
         }
     }
 
+    /// One more than the highest id.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// Of one token; empty for control tokens and ids that do not exist.
     pub fn of(&self, id: TokenId) -> &[u8] {
         self.tokens.get(id as usize).map_or(&[], Vec::as_slice)

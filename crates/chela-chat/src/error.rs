@@ -19,6 +19,14 @@ pub enum ChatError {
     /// The tokenizer failed.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// The form that a reply is to have cannot be kept to.
+    #[error("{error}")]
+    Grammar {
+        /// The tool whose schema is at fault, by its place.
+        tool: Option<usize>,
+        /// Why.
+        error: String,
+    },
     /// JSON inside the conversation cannot be read.
     #[error("{what}: {error}")]
     Json {

@@ -174,6 +174,31 @@ pub struct SamplingRequest {
     pub stop: Vec<String>,
     /// Alternatives per token to report; `None` = no log-probs asked for.
     pub top_logprobs: Option<u8>,
+    /// What the reply must look like.
+    pub constraint: Option<Constraint>,
+}
+
+/// A form that sampling keeps a reply to. Thinking comes before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Constraint {
+    /// JSON that holds to a schema.
+    Schema {
+        /// JSON Schema, as text.
+        schema: String,
+        /// Calls of the offered tools do as well.
+        or_calls: bool,
+    },
+    /// The whole reply matches this regular expression.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Calls of the offered tools and nothing else.
+    Calls {
+        /// Of this tool; `None`: of any.
+        tool: Option<String>,
+        /// As many as the model likes, else one.
+        many: bool,
+    },
 }
 
 /// A request for a reply; which API it came by is no longer known.

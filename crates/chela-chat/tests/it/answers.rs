@@ -2,8 +2,9 @@
 
 use crate::common::{CHATML, byte_level_chat, kinds};
 use chela_chat::{AnswerDelta, AnswerOptions, Chat};
-use chela_core::{Flow, Message, ToolCall};
+use chela_core::{Flow, Message, Tool, ToolCall};
 use proptest::prelude::*;
+use std::sync::{Arc, OnceLock};
 
 fn plain() -> &'static Chat {
     &kinds()[0].chat
@@ -22,6 +23,14 @@ fn read(text: &str, options: AnswerOptions) -> Message {
     read_ids(plain(), &plain().encode(text).unwrap(), options).1
 }
 
+fn offer(name: &str) -> Arc<[Tool]> {
+    let definition = String::new();
+    Arc::new([Tool {
+        name: name.to_owned(),
+        definition,
+    }])
+}
+
 fn with_tools() -> AnswerOptions {
     AnswerOptions {
         tools: true,
@@ -32,7 +41,7 @@ fn with_tools() -> AnswerOptions {
 #[test]
 fn a_reply_that_is_nothing_but_a_call_is_one() {
     let options = AnswerOptions {
-        bare: vec!["f".to_owned()],
+        offered: offer("f"),
         ..with_tools()
     };
     let call = "```json\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n```";
@@ -87,7 +96,7 @@ fn calls_are_found_and_broken_ones_stay_text() {
         "<tool_call>{\"name\":\"f</tool_call>",
         "<tool_call>",
         "stray </tool_call>",
-        "<tool_call>{\"name\":\"f\",\"parameters\":{}}</tool_call>",
+        "<tool_call>{\"name\":\"f\",\"parameters\":1}</tool_call>",
     ] {
         let message = read(broken, with_tools());
         assert!(message.tool_calls.is_empty());
@@ -191,17 +200,59 @@ fn join(deltas: Vec<AnswerDelta>) -> Message {
     all
 }
 
+/// Chats whose templates show each way of writing calls.
+fn formats() -> &'static [Chat] {
+    static CHATS: OnceLock<Vec<Chat>> = OnceLock::new();
+    CHATS.get_or_init(|| {
+        let shown = ["", "<function=", "<|python_tag|>", "<start_function_call>"];
+        let template = |shown: &str| format!("{{# {shown} #}}{CHATML}");
+        shown
+            .iter()
+            .map(|shown| byte_level_chat(&template(shown), &[]))
+            .collect()
+    })
+}
+
+#[test]
+fn calls_are_read_as_the_template_shows_them() {
+    let calls = [
+        "So: <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\"}}\n</tool_call>",
+        "So: <tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+        "So: <|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": \"x\"}}",
+        "So: <start_function_call>call:f{a:<escape>x<escape>}<end_function_call>",
+    ];
+    for (at, chat) in formats().iter().enumerate() {
+        for (other, text) in calls.iter().enumerate() {
+            let ids = chat.encode(text).unwrap();
+            let (_, message) = read_ids(chat, &ids, with_tools());
+            // What a model was not shown stays text; JSON between the tags is forgiven where XML was shown.
+            if at == other || (at == 1 && other == 0) {
+                assert_eq!(message.content, "So:", "{at} {other}");
+                let arguments: serde_json::Value =
+                    serde_json::from_str(&message.tool_calls[0].arguments).unwrap();
+                assert_eq!(arguments, serde_json::json!({"a": "x"}));
+            } else {
+                assert_eq!(
+                    (message.content.as_str(), message.tool_calls.len()),
+                    (*text, 0)
+                );
+            }
+        }
+    }
+}
+
 proptest! {
     /// What is streamed adds up to the message, however the text is cut into tokens; nothing is lost and no stop string shown.
     #[test]
     fn deltas_add_up(
         text in "(<think>)?([a-z界🦀 \n]|</think>|<tool_call>|\\{\"name\":\"f\"\\}|\\{\"name\": \"f\", \"arguments\": \\{\\}\\}|\"|</tool_call>|STOP|<t){0,14}",
-        tools in any::<bool>(),
+        formal in "(<tool_call>\n?|<function=f>\n?|<parameter=a>|</parameter>\n?|</function>\n?|</tool_call>|call:f\\{a:|<escape>|\\}|<start_function_call>|<end_function_call>|<\\|python_tag\\|>|\\{\"name\":\"f\",\"parameters\":\\{\\}\\}|;| |[a-c]){0,12}",
+        tools in any::<bool>(), which in 0usize..4,
     ) {
         let stops = vec!["STOP".to_owned()];
-        let bare = vec!["f".to_owned()];
-        let options = AnswerOptions { tools, bare, stops, call_id_seed: 3 };
-        let chat = plain();
+        let options = AnswerOptions { tools, offered: offer("f"), stops, call_id_seed: 3 };
+        let chat = &formats()[which];
+        let text = text + &formal;
         let (deltas, message) = read_ids(chat, &chat.encode(&text).unwrap(), options.clone());
         prop_assert_eq!(&join(deltas), &message);
         let letters = text.chars().flat_map(|c| chat.encode(&c.to_string()).unwrap());
@@ -220,7 +271,7 @@ proptest! {
         text in "[abh🦀]{0,20}", stops in prop::collection::vec("[abh🦀]{1,3}", 1..3),
     ) {
         let chat = plain();
-        let mut guide = chat.stop_guide(&stops).unwrap();
+        let mut guide = chat.guide(&stops, None).unwrap();
         let mut decoder = chat.decoder();
         let mut seen = String::new();
         for id in chat.encode(&text).unwrap() {
@@ -236,6 +287,6 @@ proptest! {
 
 #[test]
 fn no_stops_need_no_guide() {
-    assert!(plain().stop_guide(&[]).is_none());
-    assert!(plain().stop_guide(&[String::new()]).is_none());
+    assert!(plain().guide(&[], None).is_none());
+    assert!(plain().guide(&[String::new()], None).is_none());
 }

@@ -8,6 +8,7 @@
 mod answers;
 mod common;
 mod families;
+mod grammar;
 mod prompts;
 mod reuse;
 mod starter;

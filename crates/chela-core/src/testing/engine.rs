@@ -22,7 +22,7 @@ type ReplyFn = dyn FnMut(&PolicyRef, &Prompt) -> FakeReply + Send;
 /// One scripted reply.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FakeReply {
-    /// What is sampled, in order; limits, end ids and guides still stop it. When it runs out, the request's first end id is
+    /// What is sampled, in order; limits, end ids and guides still stop it, and what a guide forbids fails. When it runs out, the request's first end id is
     /// sampled (nothing, when there is none).
     pub tokens: Vec<TokenId>,
     /// Fails with this after the tokens, instead of ending.

@@ -87,6 +87,21 @@ impl Running {
         }
     }
 
+    /// How many tokens a guide leaves; a script that says another is wrong.
+    fn allowed(&mut self, id: TokenId) -> Result<Option<usize>, EngineError> {
+        let Some(guide) = &mut self.params.guide else {
+            return Ok(None);
+        };
+        let mut logits = vec![0.0; self.resolved.model.vocabulary];
+        let left = guide.mask(&mut logits);
+        if logits.get(id as usize).is_some_and(|l| l.is_finite()) {
+            return Ok(left);
+        }
+        self.stage = Stage::Done;
+        let why = format!("the script's token {id} is not allowed here");
+        Err(EngineError::Stopped(why))
+    }
+
     fn next_token(&mut self) -> Result<SamplingEvent, EngineError> {
         if self.left.is_empty()
             && let Some(error) = self.error.take()
@@ -99,7 +114,9 @@ impl Running {
             self.stage = Stage::Done;
             return Ok(SamplingEvent::Finished(FinishReason::End));
         };
-        let token = self.token(id);
+        let allowed = self.allowed(id)?;
+        let mut token = self.token(id);
+        token.forced = allowed == Some(1);
         self.room -= 1;
         if self.params.end_ids.contains(&id) {
             self.stage = Stage::Over(FinishReason::End);

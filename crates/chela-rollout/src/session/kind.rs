@@ -159,6 +159,17 @@ const RULES: &[Rule] = &[
             "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
         )],
     ),
+    side("opencode", "sub-agent", &[Header("x-parent-session-id")]),
+    side(
+        "claude-code",
+        "sub-agent",
+        &[Header("x-claude-code-agent-id")],
+    ),
+    side(
+        "claude-code",
+        "notification",
+        &[LastUser("[SYSTEM NOTIFICATION - NOT USER INPUT]")],
+    ),
     side(
         "aider",
         "commit message",

@@ -35,6 +35,8 @@ const DYNAMIC_BLOCK: &str = "<!-- openclaw:attempt:DYNAMIC";
 const ANY_BLOCK: &str = "<!-- openclaw:attempt:";
 const BILLING_LINE: &str = "x-anthropic-billing-header:";
 const RUNTIME_LINE: &str = "Runtime:";
+/// aider's reminder behind the last thing that was said.
+const EDIT_RULES: &str = "\n\n# *SEARCH/REPLACE block* Rules:";
 
 /// A message that stands in one request only and in no later one.
 pub fn is_passing(message: &Message) -> bool {
@@ -46,7 +48,12 @@ pub fn text(message: &Message) -> String {
     let content = message.content.trim();
     match message.role {
         Role::System => system_text(content),
-        Role::User => without_runtime_line(content).trim().to_owned(),
+        Role::User => {
+            let said = content
+                .split_once(EDIT_RULES)
+                .map_or(content, |(said, _)| said);
+            without_runtime_line(said).trim().to_owned()
+        }
         Role::Assistant | Role::Tool => content.to_owned(),
     }
 }
@@ -138,13 +145,22 @@ pub fn call(call: &ToolCall) -> (String, String) {
 
 /// The key of one message. Thinking is never sent back, so it does not count; neither do names.
 pub fn key(message: &Message) -> Key {
+    keyed(message, &text(message))
+}
+
+/// The key of a message as it stands: what clients rewrite counts, for the model reads it.
+fn exact_key(message: &Message) -> Key {
+    keyed(message, message.content.trim())
+}
+
+fn keyed(message: &Message, text: &str) -> Key {
     let mut hash = Sha256::new();
     let mut part = |text: &str| {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     };
     part(message.role.as_str());
-    part(&text(message));
+    part(text);
     for one in &message.tool_calls {
         let (name, arguments) = call(one);
         part(&name);
@@ -166,7 +182,7 @@ pub struct Outline {
     pub places: Vec<usize>,
     /// `chain[i]` = the key of the first i of them.
     pub chain: Vec<Key>,
-    /// `raw[i]` = the key of the first i messages of the request, whatever they are.
+    /// `raw[i]` = the key of the first i messages of the request, whatever they are and as they stand.
     pub raw: Vec<Key>,
     /// All system messages together.
     pub system: Key,
@@ -197,7 +213,7 @@ impl Outline {
         let (mut chain, mut raw, mut assistants) = (Key::START, Key::START, 0);
         for (place, message) in conversation.messages.iter().enumerate() {
             let key = key(message);
-            raw = raw.then(key);
+            raw = raw.then(exact_key(message));
             outline.raw.push(raw);
             if message.role == Role::System {
                 outline.system = outline.system.then(key);
@@ -300,6 +316,22 @@ mod tests {
             ))
         };
         assert_eq!(key(&system("Monday")), key(&system("Tuesday")));
+    }
+
+    #[test]
+    fn what_counts_as_the_same_is_still_read_as_it_stands() {
+        let rules = "what is 2+2?\n\n# *SEARCH/REPLACE block* Rules:\n\nEvery block";
+        let (long, short) = (Message::user(rules), Message::user("what is 2+2?"));
+        assert_eq!(key(&long), key(&short));
+        let raw = |message: Message| {
+            let messages = vec![message];
+            Outline::of(&Conversation {
+                messages,
+                ..Conversation::default()
+            })
+            .raw[1]
+        };
+        assert_ne!(raw(long), raw(short));
     }
 
     #[test]

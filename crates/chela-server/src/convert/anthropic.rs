@@ -1,6 +1,6 @@
 //! Anthropic's message requests: blocks, tools, thinking, and system text outside and inside the messages.
 
-use super::{Asked, hints, messages, sampling};
+use super::{Asked, KeptTo, form, form::Calls, hints, messages, sampling};
 use crate::{
     problem::Problem,
     wire::{Fields, MESSAGES_HONOURED, invalid},
@@ -30,7 +30,8 @@ pub(crate) fn anthropic(
     }
     conversation(&fields, &mut list)?;
     let tools = tools(&fields, &mut ignored)?;
-    let (may_call, parallel) = tool_choice(&fields, &tools)?;
+    let (calls, parallel) = tool_choice(&fields, &tools)?;
+    let form = calls.with(form::anthropic(&fields)?, parallel);
     let hints = hints::hints(headers, &fields, &list)?;
     let most = fields.integer("max_tokens", 1, i64::MAX)?;
     if most.is_none() && !count {
@@ -39,7 +40,7 @@ pub(crate) fn anthropic(
     let sampling = SamplingRequest {
         max_tokens: most.map(|n| n as usize),
         stop: sampling::stops(&fields, "stop_sequences")?,
-        ..sampling::sampling(&fields, vocabulary)?
+        ..sampling::sampling(&fields, vocabulary)?.kept_to(&form)
     };
     let request = ChatRequest {
         model: fields.text("model")?.unwrap_or_default().to_owned(),
@@ -56,7 +57,8 @@ pub(crate) fn anthropic(
         request,
         stream: fields.flag("stream")?,
         include_usage: true,
-        may_call,
+        may_call: calls.may,
+        form_field: form.map_or("", |f| f.field),
         parallel,
         ignored,
     })
@@ -237,21 +239,24 @@ fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Proble
     Ok(tools)
 }
 
-/// Whether calls are looked for in the reply, and more than one.
-fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<(bool, bool), Problem> {
+/// How a reply may call tools, and whether more than one.
+fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<(Calls, bool), Problem> {
     let Some(choice) = fields.object("tool_choice")? else {
-        return Ok((!tools.is_empty(), true));
+        return Ok((Calls::auto(tools), true));
     };
-    let single = choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true));
-    match choice.get("type").and_then(Value::as_str) {
-        Some("auto") => Ok((!tools.is_empty(), !single)),
-        Some("none") => Ok((false, true)),
-        Some("any" | "tool") => Err(invalid(
-            "tool_choice",
-            "a call cannot be forced so far; use {\"type\": \"auto\"} and ask for the call in words",
-        )),
-        _ => Err(invalid("tool_choice.type", "use auto or none")),
-    }
+    let parallel = choice.get("disable_parallel_tool_use") != Some(&Value::Bool(true));
+    let calls = match choice.get("type").and_then(Value::as_str) {
+        Some("auto") => Calls::auto(tools),
+        Some("none") => Calls::none(),
+        Some("any") => Calls::forced("tool_choice", None, tools)?,
+        Some("tool") => {
+            let name = choice.get("name").and_then(Value::as_str);
+            let name = name.ok_or_else(|| invalid("tool_choice.name", "must be a string"))?;
+            Calls::forced("tool_choice", Some(name), tools)?
+        }
+        _ => return Err(invalid("tool_choice.type", "use auto, any, tool or none")),
+    };
+    Ok((calls, parallel))
 }
 
 /// `thinking` as templates with a switch know it. Adaptive thinking is the template's default.

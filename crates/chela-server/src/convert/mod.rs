@@ -1,6 +1,7 @@
 //! From the wire to the domain: past here nothing knows which API a request came by.
 
 mod anthropic;
+mod form;
 mod hints;
 mod messages;
 mod responses;
@@ -11,12 +12,14 @@ pub(crate) use anthropic::{UNPARSED, anthropic};
 pub(crate) use responses::{ResponsesAsked, responses, turn_of};
 pub(crate) use text::{TextAsked, text};
 
+use form::{Calls, Form};
+
 use crate::{
     problem::Problem,
     wire::{CHAT_HONOURED, Fields, invalid},
 };
 use axum::http::{HeaderMap, StatusCode};
-use chela_core::{ChatRequest, Conversation, Tool};
+use chela_core::{ChatRequest, Conversation, SamplingRequest, Tool};
 use serde_json::Value;
 
 /// A chat completion as asked for.
@@ -29,8 +32,22 @@ pub(crate) struct Asked {
     pub(crate) may_call: bool,
     /// More than one.
     pub(crate) parallel: bool,
+    /// The field that asks for a form of the reply, when one does.
+    pub(crate) form_field: &'static str,
     /// Accepted without effect.
     pub(crate) ignored: Vec<String>,
+}
+
+/// Puts a form into what is sampled.
+trait KeptTo {
+    fn kept_to(self, form: &Option<Form>) -> Self;
+}
+
+impl KeptTo for SamplingRequest {
+    fn kept_to(mut self, form: &Option<Form>) -> Self {
+        self.constraint = form.as_ref().map(|f| f.constraint.clone());
+        self
+    }
 }
 
 /// Reads a chat completion.
@@ -39,12 +56,13 @@ pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Resul
     let ignored = fields.without_effect(CHAT_HONOURED)?;
     let messages = messages::messages(&fields)?;
     let tools = messages::tools(&fields)?;
-    let may_call = may_call(&fields, &tools)?;
+    let calls = calls(&fields, &tools)?;
     let hints = hints::hints(headers, &fields, &messages)?;
     let template_args = fields.object("chat_template_kwargs")?.cloned();
     let template_args = template_args.map(|args| Value::Object(args).to_string());
     let parallel = parallel(&fields)?;
     let (stream, include_usage) = streaming(&fields)?;
+    let form = calls.with(form::chat(&fields)?, parallel);
     let request = ChatRequest {
         model: fields.text("model")?.unwrap_or_default().to_owned(),
         conversation: Conversation {
@@ -52,7 +70,7 @@ pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Resul
             tools,
             template_args,
         },
-        sampling: sampling::chat_sampling(&fields, vocabulary)?,
+        sampling: sampling::chat_sampling(&fields, vocabulary)?.kept_to(&form),
         choices: sampling::choices(&fields)?,
         hints,
     };
@@ -60,7 +78,8 @@ pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Resul
         request,
         stream,
         include_usage,
-        may_call,
+        may_call: calls.may,
+        form_field: form.map_or("", |f| f.field),
         parallel,
         ignored,
     })
@@ -89,40 +108,19 @@ fn streaming(fields: &Fields) -> Result<(bool, bool), Problem> {
     Ok((fields.flag("stream")?, include))
 }
 
-/// Whether calls are looked for in the reply. With `none` the tools still stand in the prompt: what was read before stays the
-/// same, and text that looks like a call stays text. A forced call cannot be promised, so it is refused.
-fn may_call(fields: &Fields, tools: &[Tool]) -> Result<bool, Problem> {
-    let word = match fields.get("tool_choice") {
-        None => "auto",
-        Some(Value::String(word)) => word.as_str(),
+/// `tool_choice` of a chat completion.
+fn calls(fields: &Fields, tools: &[Tool]) -> Result<Calls, Problem> {
+    let at = "tool_choice";
+    match fields.get(at) {
+        None => Ok(Calls::auto(tools)),
+        Some(Value::String(word)) => Calls::word(at, word, tools),
         Some(named) => {
-            let name = named
-                .get("function")
-                .and_then(|f| f.get("name"))
-                .and_then(Value::as_str);
-            let name =
-                name.ok_or_else(|| invalid("tool_choice", "must be a word or name a function"))?;
-            if !tools.iter().any(|t| t.name == name) {
-                return Err(invalid(
-                    "tool_choice",
-                    format!("{name:?} is not among the tools"),
-                ));
-            }
-            "required"
+            let name = named.get("function").and_then(|f| f.get("name"));
+            let name = name
+                .and_then(Value::as_str)
+                .ok_or_else(|| invalid(at, "must be a word or name a function"))?;
+            Calls::forced(at, Some(name), tools)
         }
-    };
-    match word {
-        "auto" => Ok(!tools.is_empty()),
-        "none" => Ok(false),
-        "required" if tools.is_empty() => Err(invalid("tool_choice", "required without tools")),
-        "required" => Err(invalid(
-            "tool_choice",
-            "a call cannot be forced so far; use \"auto\" and ask for the call in words",
-        )),
-        other => Err(invalid(
-            "tool_choice",
-            format!("{other:?}: use auto or none"),
-        )),
     }
 }
 
@@ -130,6 +128,10 @@ fn may_call(fields: &Fields, tools: &[Tool]) -> Result<bool, Problem> {
 pub(crate) fn of_chat(error: chela_chat::ChatError) -> Problem {
     use chela_chat::ChatError as E;
     match error {
+        E::Grammar { tool, error } => match tool {
+            Some(i) => invalid(format!("tools[{i}]"), error),
+            None => invalid("tools", error),
+        },
         E::NoTools => Problem {
             param: Some("tools".to_owned()),
             ..Problem::new(StatusCode::BAD_REQUEST, error.to_string())

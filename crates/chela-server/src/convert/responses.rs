@@ -1,6 +1,6 @@
 //! OpenAI's responses: items, instructions, flat tools, and a conversation that goes on from an earlier response.
 
-use super::{Asked, hints, messages, sampling};
+use super::{Asked, KeptTo, form, form::Calls, hints, messages, sampling};
 use crate::{
     problem::Problem,
     wire::{Fields, RESPONSES_HONOURED, invalid},
@@ -36,8 +36,9 @@ pub(crate) fn responses(
     }
     input(&fields, &mut list)?;
     let tools = tools(&fields, &mut ignored)?;
-    let may_call = tool_choice(&fields, &tools)?;
-    text_only(&fields)?;
+    let calls = tool_choice(&fields, &tools)?;
+    let parallel = super::parallel(&fields)?;
+    let form = calls.with(form::responses(&fields)?, parallel);
     let previous = match fields.filled("previous_response_id")? {
         None => None,
         Some(id) => Some(turn_of(id).ok_or_else(|| {
@@ -51,9 +52,8 @@ pub(crate) fn responses(
         max_tokens: fields
             .integer("max_output_tokens", 1, i64::MAX)?
             .map(|n| n as usize),
-        ..sampling::sampling(&fields, vocabulary)?
+        ..sampling::sampling(&fields, vocabulary)?.kept_to(&form)
     };
-    let parallel = super::parallel(&fields)?;
     let hints = hints::hints(headers, &fields, &list)?;
     let template_args = fields.object("chat_template_kwargs")?.cloned();
     let asked = Asked {
@@ -70,7 +70,8 @@ pub(crate) fn responses(
         },
         stream: fields.flag("stream")?,
         include_usage: true,
-        may_call,
+        may_call: calls.may,
+        form_field: form.map_or("", |f| f.field),
         parallel,
         ignored,
     };
@@ -250,26 +251,19 @@ fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Proble
     Ok(tools)
 }
 
-fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<bool, Problem> {
-    match fields.get("tool_choice") {
-        None => Ok(!tools.is_empty()),
-        Some(Value::String(word)) if word == "auto" => Ok(!tools.is_empty()),
-        Some(Value::String(word)) if word == "none" => Ok(false),
+fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<Calls, Problem> {
+    let at = "tool_choice";
+    match fields.get(at) {
+        None => Ok(Calls::auto(tools)),
+        Some(Value::String(word)) => Calls::word(at, word, tools),
+        Some(named) if named.get("type").and_then(Value::as_str) == Some("function") => {
+            let name = named.get("name").and_then(Value::as_str);
+            let name = name.ok_or_else(|| invalid("tool_choice.name", "must be a string"))?;
+            Calls::forced(at, Some(name), tools)
+        }
         Some(_) => Err(invalid(
-            "tool_choice",
-            "a call cannot be forced so far; use \"auto\" or \"none\"",
-        )),
-    }
-}
-
-/// `text.format` other than plain text would be a promise that cannot be kept.
-fn text_only(fields: &Fields) -> Result<(), Problem> {
-    let format = fields.object("text")?.and_then(|t| t.get("format"));
-    match format.and_then(|f| f.get("type")).and_then(Value::as_str) {
-        None | Some("text") => Ok(()),
-        Some(other) => Err(invalid(
-            "text.format.type",
-            format!("{other}: only text is possible so far"),
+            "tool_choice.type",
+            "use \"auto\", \"none\", \"required\", or {\"type\": \"function\", \"name\": …}",
         )),
     }
 }

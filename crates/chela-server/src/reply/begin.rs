@@ -7,10 +7,11 @@ use crate::{
     convert::{Asked, of_chat},
     problem::Problem,
     server::Server,
+    wire::invalid,
 };
 use axum::http::HeaderMap;
-use chela_chat::AnswerOptions;
-use chela_core::{Caller, EngineError, PolicyRef, Prompt, Refusal, TurnId};
+use chela_chat::{AnswerOptions, ChatError};
+use chela_core::{Caller, EngineError, PolicyRef, Prompt, Refusal, Tool, TurnId};
 use std::sync::Arc;
 
 /// Spreads turn ids, which are neighbours, over all seeds.
@@ -66,6 +67,14 @@ pub(super) async fn begin(
     asked: Asked,
 ) -> Result<(Replies, Head), Problem> {
     let app = &server.app;
+    let constraint = asked.request.sampling.constraint.as_ref();
+    let grammar = constraint
+        .map(|c| app.chat.grammar(c, &asked.request.conversation))
+        .transpose()
+        .map_err(|e| match e {
+            ChatError::Grammar { tool: None, error } => invalid(asked.form_field, error),
+            other => of_chat(other),
+        })?;
     let mut admission = app
         .recorder
         .admit(caller, &asked.request)
@@ -78,8 +87,7 @@ pub(super) async fn begin(
         .map_err(of_chat)?;
     let room = room(server, rendered.tokens.len())?;
     let sampling = &asked.request.sampling;
-    let offered = asked.request.conversation.tools.iter();
-    let tools: Vec<String> = offered.map(|t| t.name.clone()).collect();
+    let offered: Arc<[Tool]> = asked.request.conversation.tools.as_slice().into();
     let mut streams = Vec::with_capacity(admission.turns.len());
     for (index, turn) in admission.turns.clone().into_iter().enumerate() {
         let seed = sampling
@@ -90,8 +98,11 @@ pub(super) async fn begin(
                 tokens: rendered.tokens.clone(),
             };
             let policy = PolicyRef::Version(version.clone());
-            app.engine
-                .sample(policy, prompt, params(server, sampling, seed, room))
+            app.engine.sample(
+                policy,
+                prompt,
+                params(server, sampling, grammar.as_ref(), (seed, room)),
+            )
         };
         let stream = match sample(&admission.version) {
             // The served version changed between admission and here; who named no version gets the new one.
@@ -104,7 +115,7 @@ pub(super) async fn begin(
         let stream = stream.map_err(|e| Problem::of_model(e.into()))?;
         let options = AnswerOptions {
             tools: asked.may_call,
-            bare: tools.clone(),
+            offered: offered.clone(),
             stops: sampling.stop.clone(),
             call_id_seed: turn.0,
         };

@@ -178,7 +178,7 @@ fn begin(text: &Text, policy: &PolicyRef) -> Result<Replies, Problem> {
         let room = room(server, prompt.tokens.len())?;
         // The same prompt gets the same replies wherever it stands.
         let seed = seed.wrapping_add((choice % text.asked.choices) as u64);
-        let params = params(server, sampling, seed, room);
+        let params = params(server, sampling, None, (seed, room));
         let stream = server.app.engine.sample(policy.clone(), prompt, params);
         let stream = stream.map_err(|e| Problem::of_model(e.into()))?;
         let plain = Plain::new(server.app.chat.decoder(), sampling.stop.clone());

@@ -17,6 +17,7 @@ pub(crate) use responses::{given, responses};
 
 use crate::{problem::Problem, server::Server};
 use axum::http::{HeaderMap, HeaderValue};
+use chela_chat::Grammar;
 use chela_core::{
     FinishReason, Message, PolicyRef, Priority, Refusal, SamplingParams, SamplingRequest,
 };
@@ -31,7 +32,12 @@ const MOST_NAMES: usize = 40;
 const UNSAFE: &AsciiSet = &CONTROLS.add(b'%');
 
 /// What the engine is asked for. `seed` counts when the request has none; `room` is what the context leaves.
-fn params(server: &Server, s: &SamplingRequest, seed: u64, room: usize) -> SamplingParams {
+fn params(
+    server: &Server,
+    s: &SamplingRequest,
+    grammar: Option<&Grammar>,
+    (seed, room): (u64, usize),
+) -> SamplingParams {
     let limit = s
         .max_tokens
         .or(server.app.config.default_max_tokens)
@@ -49,7 +55,7 @@ fn params(server: &Server, s: &SamplingRequest, seed: u64, room: usize) -> Sampl
         end_ids: server.app.chat.end_ids().to_vec(),
         top_logprobs: s.top_logprobs.unwrap_or(0),
         priority: Priority::User,
-        guide: server.app.chat.stop_guide(&s.stop),
+        guide: server.app.chat.guide(&s.stop, grammar),
     }
 }
 
@@ -57,7 +63,8 @@ fn params(server: &Server, s: &SamplingRequest, seed: u64, room: usize) -> Sampl
 fn recorded_temperature(s: &SamplingRequest) -> f32 {
     let shaped = s.frequency_penalty.unwrap_or(0.0) != 0.0
         || s.presence_penalty.unwrap_or(0.0) != 0.0
-        || !s.logit_bias.is_empty();
+        || !s.logit_bias.is_empty()
+        || s.constraint.is_some();
     let t = s.temperature.unwrap_or(1.0);
     if shaped || t < SHARP { 1.0 } else { t }
 }

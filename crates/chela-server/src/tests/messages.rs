@@ -243,7 +243,7 @@ async fn refusals_have_the_apis_own_shape_and_name_the_field() {
         ),
         (json!({"tools": [{"name": "x"}]}), "tools[0].input_schema"),
         (
-            json!({"tools": [tool()], "tool_choice": {"type": "any"}}),
+            json!({"tools": [tool()], "tool_choice": {"type": "tool", "name": "sub"}}),
             "tool_choice",
         ),
         (json!({"thinking": {"type": "deep"}}), "thinking.type"),

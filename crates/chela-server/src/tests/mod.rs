@@ -5,6 +5,7 @@ mod chat;
 mod control;
 mod edge;
 mod fakes;
+mod form;
 mod live;
 mod messages;
 mod refusals;

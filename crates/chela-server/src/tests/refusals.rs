@@ -99,8 +99,23 @@ async fn wrong_fields_are_named() {
             "tools[1].function.name",
         ),
         (
-            json!({"tools": [add_tool()], "tool_choice": "required"}),
-            "tool_choice",
+            json!({"response_format": {"type": "yaml"}}),
+            "response_format.type",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema"}}),
+            "response_format.schema",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}),
+            "response_format",
+        ),
+        (json!({"guided_regex": "("}), "guided_regex"),
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"guided_json": "{"}), "guided_json"),
+        (
+            json!({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}]}),
+            "tools[0]",
         ),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": "sometimes"}), "tool_choice"),
@@ -125,7 +140,6 @@ async fn wrong_fields_are_named() {
 #[tokio::test]
 async fn what_would_change_the_reply_is_refused() {
     let cases = [
-        ("response_format", json!({"type": "json_object"})),
         ("modalities", json!(["text", "audio"])),
         ("audio", json!({"voice": "x"})),
         ("functions", json!([{"name": "f"}])),
@@ -135,7 +149,7 @@ async fn what_would_change_the_reply_is_refused() {
         ("min_tokens", json!(5)),
         ("ignore_eos", json!(true)),
         ("stop_token_ids", json!([1])),
-        ("guided_json", json!({})),
+        ("guided_grammar", json!("start: \"a\"")),
         ("best_of", json!(3)),
         ("continue_final_message", json!(true)),
         ("chat_template", json!("x")),

@@ -301,12 +301,12 @@ async fn refusals_name_the_field() {
             "input[0].output",
         ),
         (
-            json!({"tools": [tool()], "tool_choice": "required"}),
+            json!({"tools": [tool()], "tool_choice": {"type": "function", "name": "sub"}}),
             "tool_choice",
         ),
         (
             json!({"text": {"format": {"type": "json_schema"}}}),
-            "text.format.type",
+            "text.format.schema",
         ),
         (
             json!({"previous_response_id": "other"}),

@@ -1,5 +1,7 @@
-//! Tool calls as Hermes and Qwen models write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+//! Tool calls written as JSON: between tags (Hermes, Qwen), as a whole reply or after a control token (Llama).
 
+use super::{Call, Found, first_close, rest_from};
+use chela_core::Tool;
 use serde::de::IgnoredAny;
 use serde_json::{Deserializer, Map, Value as Json};
 
@@ -8,53 +10,61 @@ pub const OPEN: &str = "<tool_call>";
 /// What closes it.
 pub const CLOSE: &str = "</tool_call>";
 
-/// A call as written.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Call {
-    /// The tool.
-    pub name: String,
-    /// JSON text of an object, as the model wrote it.
-    pub arguments: String,
-}
-
-/// What the text after [`OPEN`] is.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Found {
-    /// A call, and how many bytes it takes with its close.
-    Call(Call, usize),
-    /// Not a lawful call; so many bytes of it are text.
-    Text(usize),
-    /// Not known yet. The search may go on from this byte.
-    More(usize),
-}
-
 /// Reads the text after [`OPEN`]; `last`: nothing follows. An earlier search got as far as `from`.
 ///
 /// A close inside a JSON string does not close the call. At the end of the reply a call may lack its close.
 pub fn find(text: &str, mut from: usize, last: bool) -> Found {
     while let Some(at) = text[from..].find(CLOSE).map(|i| i + from) {
         match parse(&text[..at]) {
-            Ok(call) => return Found::Call(call, at + CLOSE.len()),
+            Ok(call) => return Found::Calls(vec![call], at + CLOSE.len()),
             Err(Broken::InString) => from = at + CLOSE.len(),
-            Err(Broken::Otherwise) => return Found::Text(first_close(text)),
+            Err(Broken::Otherwise) => return Found::Text(first_close(text, CLOSE)),
         }
     }
     if !last {
-        // The end of what is there may be the beginning of a close.
-        let mut end = text.len().saturating_sub(CLOSE.len());
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        return Found::More(from.max(end));
+        return Found::More(rest_from(text, from, CLOSE));
     }
     match parse(text) {
-        Ok(call) => Found::Call(call, text.len()),
-        Err(_) => Found::Text(first_close(text)),
+        Ok(call) => Found::Calls(vec![call], text.len()),
+        Err(_) => Found::Text(first_close(text, CLOSE)),
     }
 }
 
-fn first_close(text: &str) -> usize {
-    text.find(CLOSE).map_or(text.len(), |at| at + CLOSE.len())
+/// The text is an object rather than something else.
+pub fn opens_object(text: &str) -> bool {
+    text.trim_start().starts_with('{')
+}
+
+/// Reads calls that end with the reply.
+pub fn find_list(text: &str, last: bool) -> Found {
+    match (last, list(text, |_| true)) {
+        (false, _) => Found::More(0),
+        (true, Some(calls)) => Found::Calls(calls, text.len()),
+        (true, None) => Found::Text(text.len()),
+    }
+}
+
+/// Objects with semicolons between them, and nothing else; each a call, and as `lawful` wants it.
+fn list(text: &str, lawful: impl Fn(&Map<String, Json>) -> bool) -> Option<Vec<Call>> {
+    let mut calls = Vec::new();
+    let mut rest = text.trim();
+    loop {
+        let mut values = Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+        values.next()?.ok()?;
+        let (object, after) = rest.split_at(values.byte_offset());
+        if !lawful(&serde_json::from_str(object).ok()?) {
+            return None;
+        }
+        calls.push(parse(object).ok()?);
+        rest = after.trim_start();
+        if rest.is_empty() {
+            return Some(calls);
+        }
+        rest = rest.strip_prefix(';')?.trim_start();
+        if rest.is_empty() {
+            return Some(calls);
+        }
+    }
 }
 
 enum Broken {
@@ -63,7 +73,8 @@ enum Broken {
     Otherwise,
 }
 
-/// A lawful call is an object with a non-empty `name` and with `arguments` that are an object, null or absent.
+/// A lawful call is an object with a non-empty `name` and with `arguments` that are an object, null or absent. Small models write
+/// `parameters` for them, as Llama's do by rule.
 fn parse(body: &str) -> Result<Call, Broken> {
     let map: Map<String, Json> = serde_json::from_str(body).map_err(|e| {
         // The kinds of serde_json's errors do not tell one end of input from another; the words do.
@@ -77,10 +88,10 @@ fn parse(body: &str) -> Result<Call, Broken> {
     let name = name
         .filter(|name| !name.is_empty())
         .ok_or(Broken::Otherwise)?;
-    let arguments = match map.get("arguments") {
-        Some(Json::Object(_)) => written(body, "arguments").ok_or(Broken::Otherwise)?,
-        // Arguments under another name are not thrown away.
-        None | Some(Json::Null) if !map.contains_key("parameters") => "{}",
+    let arguments = match (map.get("arguments"), map.get("parameters")) {
+        (Some(Json::Object(_)), None) => written(body, "arguments").ok_or(Broken::Otherwise)?,
+        (None, Some(Json::Object(_))) => written(body, "parameters").ok_or(Broken::Otherwise)?,
+        (None | Some(Json::Null), None | Some(Json::Null)) => "{}",
         _ => return Err(Broken::Otherwise),
     };
     Ok(Call {
@@ -92,32 +103,42 @@ fn parse(body: &str) -> Result<Call, Broken> {
 /// What may stand around a call that is a whole reply.
 const FENCES: [(&str, &str); 3] = [("```json", "```"), ("```", "```"), ("", "")];
 
-/// Whether more text could make this a call that is a whole reply: `{"name": "…"` of a known tool, so far as it goes.
-pub fn may_be_bare(text: &str, tools: &[String]) -> bool {
+/// Whether more text could make this calls that are a whole reply: `{"name": "…"` of a known tool, so far as it goes.
+pub fn may_be_bare(text: &str, tools: &[Tool]) -> bool {
     let text = text.trim_start();
-    let begins = |body: &str| {
+    FENCES.iter().any(|(open, _)| {
+        open.starts_with(text)
+            || text
+                .strip_prefix(open)
+                .is_some_and(|body| begins(body, tools))
+    })
+}
+
+/// The beginning of an object that names a tool, first of all or after `"type": "function"`.
+fn begins(body: &str, tools: &[Tool]) -> bool {
+    const TYPED: [&str; 7] = ["{", "\"type\"", ":", "\"function\"", ",", "\"name\"", ":"];
+    const PLAIN: [&str; 3] = ["{", "\"name\"", ":"];
+    let after = |words: &[&str]| {
         let mut rest = body.trim_start();
-        for part in ["{", "\"name\"", ":"] {
-            if part.starts_with(rest) {
+        for word in words {
+            if word.starts_with(rest) {
                 return true;
             }
-            match rest.strip_prefix(part) {
+            match rest.strip_prefix(word) {
                 Some(more) => rest = more.trim_start(),
                 None => return false,
             }
         }
-        tools.iter().any(|name| {
-            let quoted = Json::from(name.as_str()).to_string();
+        tools.iter().any(|tool| {
+            let quoted = Json::from(tool.name.as_str()).to_string();
             quoted.starts_with(rest) || rest.starts_with(&quoted)
         })
     };
-    FENCES
-        .iter()
-        .any(|(open, _)| open.starts_with(text) || text.strip_prefix(open).is_some_and(begins))
+    after(&PLAIN) || after(&TYPED)
 }
 
-/// The call that a whole reply is: an object of a known tool's name and its arguments, and nothing else.
-pub fn bare(text: &str, tools: &[String]) -> Option<Call> {
+/// The calls that a whole reply is: objects of known tools' names and their arguments, and nothing else.
+pub fn bare(text: &str, tools: &[Tool]) -> Option<Vec<Call>> {
     // What is held back while it comes is what is looked at in the end, however it is cut.
     if !may_be_bare(text, tools) {
         return None;
@@ -125,14 +146,21 @@ pub fn bare(text: &str, tools: &[String]) -> Option<Call> {
     let text = text.trim();
     let body = FENCES.iter().find_map(|(open, close)| {
         let body = text.strip_prefix(open)?.strip_suffix(close)?;
-        body.trim_start().starts_with('{').then_some(body)
+        opens_object(body).then_some(body)
     })?;
-    let map: Map<String, Json> = serde_json::from_str(body).ok()?;
-    if !map.keys().all(|key| key == "name" || key == "arguments") || !map.contains_key("arguments")
-    {
-        return None;
-    }
-    parse(body).ok().filter(|call| tools.contains(&call.name))
+    let calls = list(body, is_bare)?;
+    let known = |call: &Call| tools.iter().any(|tool| tool.name == call.name);
+    calls.iter().all(known).then_some(calls)
+}
+
+/// A name, arguments, and at most the word that it is a function.
+fn is_bare(map: &Map<String, Json>) -> bool {
+    let known = |(key, value): (&String, &Json)| match key.as_str() {
+        "name" | "arguments" | "parameters" => true,
+        "type" => value == "function",
+        _ => false,
+    };
+    map.iter().all(known) && (map.contains_key("arguments") || map.contains_key("parameters"))
 }
 
 /// The text of an object's member; of its last one, as everywhere, when it stands there twice.
@@ -156,32 +184,13 @@ fn written<'a>(object: &'a str, member: &str) -> Option<&'a str> {
     }
 }
 
-/// `call_` and 24 letters and digits, from the reply's seed and the call's place.
-pub fn id(seed: u64, index: usize) -> String {
-    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    // SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators").
-    const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mix = |mut x: u64| {
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    };
-    let mut state = mix(seed ^ mix(index as u64 + 1));
-    let mut id = String::from("call_");
-    for _ in 0..24 {
-        state = state.wrapping_add(GAMMA);
-        id.push(char::from(LETTERS[(mix(state) % 36) as usize]));
-    }
-    id
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn call(name: &str, arguments: &str, length: usize) -> Found {
         let (name, arguments) = (name.to_owned(), arguments.to_owned());
-        Found::Call(Call { name, arguments }, length)
+        Found::Calls(vec![Call { name, arguments }], length)
     }
 
     #[test]
@@ -200,18 +209,26 @@ mod tests {
 
     #[test]
     fn a_whole_reply_may_be_a_call_of_a_known_tool() {
-        let tools = ["get_weather".to_owned(), "add".to_owned()];
+        let tools = ["get_weather", "add"].map(|name| Tool {
+            name: name.to_owned(),
+            definition: String::new(),
+        });
         for text in [
             r#"{"name": "add", "arguments": {"a": 1}}"#,
             " {\n  \"name\" : \"add\",\"arguments\":{\"a\": 1}}\n",
             "```json\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```",
             "```\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n```\n",
+            r#"{"name": "add", "parameters": {"a": 1}}"#,
+            r#"{"type": "function", "name": "add", "parameters": {"a": 1}};"#,
+            r#"{"name": "add", "parameters": {"a": 1}}; {"name": "get_weather", "parameters": {"c": ";"}}"#,
         ] {
-            let call = bare(text, &tools).unwrap();
+            let calls = bare(text, &tools).unwrap();
+            let call = &calls[0];
             assert_eq!(
                 (call.name.as_str(), call.arguments.as_str()),
                 ("add", r#"{"a": 1}"#)
             );
+            assert_eq!(calls.len(), text.matches("\"name\"").count());
             assert!((0..text.len()).all(|end| may_be_bare(&text[..end], &tools)));
         }
         for text in [
@@ -253,14 +270,5 @@ mod tests {
         let broken = r#"{"name":"f</tool_call> x <tool_call>{"name":"g"}</tool_call>"#;
         let first = r#"{"name":"f</tool_call>"#.len();
         assert_eq!(find(broken, 0, false), Found::Text(first));
-    }
-
-    #[test]
-    fn ids_are_unique() {
-        let ids: std::collections::HashSet<String> = (0..40)
-            .flat_map(|seed| (0..5).map(move |i| id(seed, i)))
-            .collect();
-        assert_eq!(ids.len(), 200);
-        assert!(ids.iter().all(|i| i.len() == 29));
     }
 }
