@@ -131,6 +131,11 @@ impl AnswerParser {
         self.read(&text, false)
     }
 
+    /// The stop string that ended the text.
+    pub fn stop(&self) -> Option<&str> {
+        self.stop.stop()
+    }
+
     /// The rest, and the whole message.
     pub fn finish(&mut self) -> (Vec<AnswerDelta>, Message) {
         let mut text = self.decoder.finish();

@@ -8,7 +8,7 @@ use chela_core::{Flow, Guide, TokenId};
 pub struct StopText {
     stops: Vec<String>,
     held: String,
-    hit: bool,
+    hit: Option<usize>,
 }
 
 impl StopText {
@@ -18,28 +18,34 @@ impl StopText {
         Self {
             stops,
             held: String::new(),
-            hit: false,
+            hit: None,
         }
     }
 
     /// A stop string was completed; nothing comes out any more.
     pub fn hit(&self) -> bool {
-        self.hit
+        self.hit.is_some()
+    }
+
+    /// The stop string that was completed.
+    pub fn stop(&self) -> Option<&str> {
+        self.stops.get(self.hit?).map(String::as_str)
     }
 
     /// Takes text in; what is certain not to belong to a stop string comes out.
     pub fn push(&mut self, text: &str) -> String {
-        if self.hit {
+        if self.hit() {
             return String::new();
         }
         self.held.push_str(text);
         let first = self
             .stops
             .iter()
-            .filter_map(|s| self.held.find(s.as_str()))
+            .enumerate()
+            .filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)))
             .min();
-        if let Some(at) = first {
-            self.hit = true;
+        if let Some((at, which)) = first {
+            self.hit = Some(which);
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }

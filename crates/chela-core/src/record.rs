@@ -268,6 +268,13 @@ pub trait ControlPlane: Send + Sync {
     ) -> Result<(SessionRecord, Vec<TurnStory>), Refusal>;
     /// One turn, when the caller may see it.
     fn turn(&self, caller: &Caller, turn: TurnId) -> Result<TurnStory, Refusal>;
+    /// Takes one turn back: it is never judged or trained on. Its text stays until its session is forgotten, for later turns
+    /// stand on it.
+    fn withdraw<'a>(
+        &'a self,
+        caller: &'a Caller,
+        turn: TurnId,
+    ) -> BoxFuture<'a, Result<(), Refusal>>;
     /// Forgets a session.
     fn forget_session<'a>(
         &'a self,

@@ -182,6 +182,8 @@ pub enum TurnMark {
     Superseded,
     /// The client went on from another branch.
     Abandoned,
+    /// The client took it back.
+    Withdrawn,
 }
 
 /// A stored verdict's name.

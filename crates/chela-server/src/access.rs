@@ -24,6 +24,8 @@ pub(crate) enum Does {
     CountTokens,
     Responses,
     Response,
+    Withdraw,
+    Metrics,
     Models,
     Model,
     Health,
@@ -92,6 +94,18 @@ pub const ROUTES: &[Route] = &[
         Does::Response,
     ),
     row("GET", "/responses/{id}", Access::Feedback, Does::Response),
+    row(
+        "DELETE",
+        "/v1/responses/{id}",
+        Access::Feedback,
+        Does::Withdraw,
+    ),
+    row(
+        "DELETE",
+        "/responses/{id}",
+        Access::Feedback,
+        Does::Withdraw,
+    ),
     row("POST", "/v1/messages", Access::Chat, Does::Messages),
     row("POST", "/messages", Access::Chat, Does::Messages),
     row(
@@ -113,6 +127,7 @@ pub const ROUTES: &[Route] = &[
     row("GET", "/health", Access::Open, Does::Health),
     row("GET", "/healthz", Access::Open, Does::Health),
     row("GET", "/ready", Access::Open, Does::Ready),
+    row("GET", "/metrics", Access::Open, Does::Metrics),
     row("GET", "/", Access::Open, Does::Page),
     row(
         "POST",

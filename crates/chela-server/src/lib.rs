@@ -9,6 +9,7 @@ mod access;
 mod config;
 mod convert;
 mod edge;
+mod metrics;
 mod problem;
 mod reply;
 mod routes;

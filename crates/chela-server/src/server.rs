@@ -4,6 +4,7 @@ use crate::{
     ServerConfig,
     access::ROUTES,
     edge,
+    metrics::Metrics,
     problem::Problem,
     routes,
     tasks::{Counter, Tasks},
@@ -60,6 +61,7 @@ pub(crate) struct Server {
     pub(crate) open: Counter,
     /// Seconds since the Unix epoch.
     pub(crate) started: i64,
+    pub(crate) metrics: Metrics,
 }
 
 impl Server {
@@ -70,6 +72,7 @@ impl Server {
             phase: watch::Sender::new(Phase::Running),
             open: Counter::new(),
             started: unix_seconds(),
+            metrics: Metrics::new(),
         })
     }
 

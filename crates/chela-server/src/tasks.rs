@@ -24,6 +24,11 @@ impl Counter {
         Busy(self.0.clone())
     }
 
+    /// How much is under way.
+    pub(crate) fn count(&self) -> usize {
+        *self.0.borrow()
+    }
+
     /// Resolves when nothing is under way.
     pub(crate) async fn idle(&self) {
         // Cannot fail: the sender is ours and lives.

@@ -295,6 +295,7 @@ pub(crate) fn write_mark(mark: &TurnMark) -> &'static str {
     match mark {
         TurnMark::Superseded => "superseded",
         TurnMark::Abandoned => "abandoned",
+        TurnMark::Withdrawn => "withdrawn",
     }
 }
 
@@ -302,6 +303,7 @@ pub(crate) fn read_mark(what: &dyn Display, text: &str) -> Result<TurnMark, Fail
     match text {
         "superseded" => Ok(TurnMark::Superseded),
         "abandoned" => Ok(TurnMark::Abandoned),
+        "withdrawn" => Ok(TurnMark::Withdrawn),
         other => Err(damaged(what, format!("mark {other:?}"))),
     }
 }

@@ -86,6 +86,14 @@ impl ControlPlane for Rollout {
         }
     }
 
+    fn withdraw<'a>(
+        &'a self,
+        caller: &'a Caller,
+        turn: TurnId,
+    ) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(self.withdrawn(caller, turn))
+    }
+
     fn forget_session<'a>(
         &'a self,
         caller: &'a Caller,

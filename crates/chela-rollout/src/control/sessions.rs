@@ -4,7 +4,9 @@ use crate::{
     control::may_see,
     rollout::{Rollout, unknown_session},
 };
-use chela_core::{Caller, Event, Profile, Refusal, Scope, SessionId, SessionRecord};
+use chela_core::{
+    Caller, Event, Profile, Refusal, SampleState, Scope, SessionId, SessionRecord, TurnId, TurnMark,
+};
 use sha2::{Digest, Sha256};
 
 const KEY_ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -128,6 +130,28 @@ impl Rollout {
         self.store
             .session(&caller.profile, id)?
             .ok_or_else(|| unknown_session(id))
+    }
+
+    pub(super) async fn withdrawn(&self, caller: &Caller, turn: TurnId) -> Result<(), Refusal> {
+        let story = self.own_turn(caller, turn)?;
+        let mut events = vec![Event::Mark {
+            turn,
+            mark: TurnMark::Withdrawn,
+        }];
+        match story.samples.last() {
+            Some((id, _, SampleState::Pending)) => events.push(Event::Dropped {
+                samples: vec![*id],
+                why: "withdrawn".to_owned(),
+            }),
+            Some((_, _, SampleState::Leased)) => {
+                return Err(Refusal::Conflict(format!(
+                    "turn {turn} is in a step being made; try again in a moment"
+                )));
+            }
+            _ => {}
+        }
+        self.store.append(events).await?;
+        Ok(())
     }
 
     pub(super) async fn forget(&self, caller: &Caller, id: &SessionId) -> Result<u64, Refusal> {

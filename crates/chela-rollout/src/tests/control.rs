@@ -415,3 +415,19 @@ async fn status_shows_ones_own_and_why_nothing_trains() {
     );
     assert_eq!(f.rollout.health(), Ok(()));
 }
+
+#[tokio::test]
+async fn a_withdrawn_turn_is_never_trained_on() {
+    let judge = Arc::new(FakeJudge::scoring("fake", Score::Bad, &[]));
+    let f = fixture(vec![judge], |_| {});
+    let turn = f.say("s", &[user("q")], "a").await;
+    f.say("s", &[user("q"), said("a"), user("hm")], "b").await;
+    f.until("the judge's sample", || f.story(turn).samples.len() == 1)
+        .await;
+    f.rollout.withdraw(&someone(), turn).await.unwrap();
+    let story = f.story(turn);
+    assert_eq!(story.mark, Some(TurnMark::Withdrawn));
+    let dropped = SampleState::Dropped("withdrawn".to_owned());
+    assert_eq!(story.samples[0].2, dropped);
+    assert!(f.rollout.withdraw(&someone(), TurnId(99)).await.is_err());
+}

@@ -12,7 +12,7 @@ use crate::{
 use axum::http::HeaderMap;
 use chela_chat::{AnswerOptions, ChatError};
 use chela_core::{Caller, EngineError, PolicyRef, Prompt, Refusal, Tool, TurnId};
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// Spreads turn ids, which are neighbours, over all seeds.
 fn seed_of(turn: TurnId) -> u64 {
@@ -66,6 +66,7 @@ pub(super) async fn begin(
     caller: &Caller,
     asked: Asked,
 ) -> Result<(Replies, Head), Problem> {
+    let begun = Instant::now();
     let app = &server.app;
     let constraint = asked.request.sampling.constraint.as_ref();
     let grammar = constraint
@@ -146,6 +147,8 @@ pub(super) async fn begin(
         record: Some(record.clone()),
         parallel,
         logprobs,
+        prompt: record.rendered.tokens.len(),
+        begun,
         _busy: server.open.enter(),
     });
     let model = app.engine.info().model;

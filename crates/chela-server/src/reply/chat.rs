@@ -55,6 +55,7 @@ async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
                 finish,
                 message,
                 tokens: more,
+                ..
             } => {
                 tokens[choice].extend(more);
                 let tokens = std::mem::take(&mut tokens[choice]);
@@ -182,6 +183,7 @@ impl Wire for Chunks {
                 finish,
                 message,
                 tokens,
+                ..
             } => {
                 let over = Some((finish, &message));
                 self.delta(choice, json!({}), (&tokens, over), out);

@@ -2,6 +2,7 @@
 
 use super::plain::Plain;
 use crate::{
+    metrics::ReplyFigures,
     problem::Problem,
     server::{Phase, Server},
     tasks::Busy,
@@ -16,6 +17,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::{Duration, Instant},
 };
 use tokio::sync::oneshot;
 
@@ -36,6 +38,10 @@ pub(crate) struct Exchange {
     pub(crate) parallel: bool,
     /// Sampled tokens are reported with their log-probs.
     pub(crate) logprobs: bool,
+    /// Tokens of the prompt.
+    pub(crate) prompt: usize,
+    /// When the request came.
+    pub(crate) begun: Instant,
     /// The reply is under way until this is dropped.
     pub(crate) _busy: Busy,
 }
@@ -51,6 +57,14 @@ impl Follow {
         match self {
             Self::Answer(parser) => parser.push(token),
             Self::Plain(plain) => said(plain.push(token)),
+        }
+    }
+
+    /// The stop string that ended the text.
+    fn stop(&self) -> Option<&str> {
+        match self {
+            Self::Answer(parser) => parser.stop(),
+            Self::Plain(_) => None,
         }
     }
 
@@ -86,6 +100,8 @@ pub(crate) enum Event {
         choice: usize,
         finish: FinishReason,
         message: Message,
+        /// The stop string that ended it.
+        stop: Option<String>,
         tokens: Vec<SampledToken>,
     },
     /// Nothing more can come.
@@ -118,6 +134,8 @@ struct Choice {
     state: State,
     cached: usize,
     sampled: usize,
+    /// From the request's beginning to the first token.
+    first: Option<Duration>,
     /// Not yet reported.
     tokens: Vec<SampledToken>,
 }
@@ -169,6 +187,8 @@ impl Choice {
         }
         self.reply.push(&token);
         self.sampled += 1;
+        self.first
+            .get_or_insert_with(|| self.exchange.begun.elapsed());
         let mut deltas = self.follow.push(token.id);
         if self.exchange.logprobs {
             self.tokens.push(token);
@@ -221,6 +241,7 @@ impl Choice {
                 choice: self.index,
                 finish,
                 message,
+                stop: self.follow.stop().map(str::to_owned),
                 tokens,
             },
             (_, Ok(_)) => Event::Failed(Refusal::Internal("sealed twice".to_owned()).into()),
@@ -242,6 +263,14 @@ impl Choice {
         if !self.exchange.parallel {
             message.tool_calls.truncate(1);
         }
+        self.exchange.server.metrics.replied(&ReplyFigures {
+            prompt: self.exchange.prompt,
+            cached: self.cached,
+            sampled: self.sampled,
+            first: self.first,
+            whole: self.exchange.begun.elapsed(),
+            finish,
+        });
         let sealed = match self
             .exchange
             .record
@@ -316,6 +345,7 @@ impl Replies {
                 state: State::Sampling(sampling),
                 cached: 0,
                 sampled: 0,
+                first: None,
                 tokens: Vec::new(),
             });
         Self {
@@ -355,13 +385,18 @@ impl Replies {
     }
 
     /// Follows a single choice to its end.
-    pub(crate) async fn sole(&mut self) -> Result<(FinishReason, Message), Problem> {
+    pub(crate) async fn sole(
+        &mut self,
+    ) -> Result<(FinishReason, Message, Option<String>), Problem> {
         while let Some(event) = self.next().await {
             match event {
                 Event::Said { .. } => {}
                 Event::Over {
-                    finish, message, ..
-                } => return Ok((finish, message)),
+                    finish,
+                    message,
+                    stop,
+                    ..
+                } => return Ok((finish, message, stop)),
                 Event::Failed(problem) => return Err(problem),
             }
         }

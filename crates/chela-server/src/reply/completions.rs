@@ -20,7 +20,7 @@ use chela_core::{
     Caller, Message, PolicyRef, Priority, Prompt, Refusal, SampledToken, Scored, TokenId, Want,
 };
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// Answers a text completion.
 pub(crate) async fn completions(
@@ -189,6 +189,10 @@ fn begin(text: &Text, policy: &PolicyRef) -> Result<Replies, Problem> {
         record: None,
         parallel: true,
         logprobs: sampling.top_logprobs.is_some(),
+        // Each choice's own share, so that they add up.
+        prompt: text.prompts.iter().map(|p| p.tokens.len()).sum::<usize>()
+            / text.prompts.len().max(1),
+        begun: Instant::now(),
         _busy: server.open.enter(),
     });
     Ok(Replies::new(exchange, streams))
@@ -211,6 +215,7 @@ async fn whole(text: Text, mut replies: Option<Replies>) -> Result<Response, Pro
                 finish,
                 message,
                 tokens,
+                ..
             } => {
                 columns[choice].sampled(&text.server.app.chat, &tokens);
                 texts[choice].push_str(&message.content);
@@ -282,6 +287,7 @@ impl Wire for Chunks {
                 finish,
                 message,
                 tokens,
+                ..
             } => {
                 let columns = self.columns(choice, &tokens);
                 let word = finish_word(finish, &Message::assistant(message.content));

@@ -42,10 +42,10 @@ pub(crate) fn count_tokens(server: &Server, asked: &Asked) -> Result<Response, P
 }
 
 /// The message around its content.
-fn message(head: &Head, content: Value, stop: Value, counts: Counts) -> Value {
+fn message(head: &Head, content: Value, (reason, stop): (Value, Value), counts: Counts) -> Value {
     json!({
         "id": format!("msg_{}", head.turn), "type": "message", "role": "assistant", "model": head.model,
-        "content": content, "stop_reason": stop, "stop_sequence": null, "usage": usage(head, counts),
+        "content": content, "stop_reason": reason, "stop_sequence": stop, "usage": usage(head, counts),
     })
 }
 
@@ -58,14 +58,15 @@ fn usage(head: &Head, counts: Counts) -> Value {
     })
 }
 
-fn stop_reason(head: &Head, finish: FinishReason, message: &Message) -> Value {
-    let stops = &head.record.request.sampling.stop;
-    json!(match finish {
-        FinishReason::Length => "max_tokens",
+/// Why the reply ended, and by which stop string.
+fn stop_reason(finish: FinishReason, message: &Message, stop: Option<&str>) -> (Value, Value) {
+    let reason = match (finish, stop) {
+        (FinishReason::Length, _) => "max_tokens",
         _ if !message.tool_calls.is_empty() => "tool_use",
-        FinishReason::Stopped if !stops.is_empty() => "stop_sequence",
+        (FinishReason::Stopped, Some(stop)) => return (json!("stop_sequence"), json!(stop)),
         _ => "end_turn",
-    })
+    };
+    (json!(reason), Value::Null)
 }
 
 /// Clients check that thinking comes back as it was; here nothing hangs on it.
@@ -82,7 +83,7 @@ fn input(arguments: &str) -> Value {
 }
 
 async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
-    let (finish, said) = replies.sole().await?;
+    let (finish, said, stop) = replies.sole().await?;
     let mut content = Vec::new();
     if let Some(reasoning) = &said.reasoning {
         content.push(
@@ -94,7 +95,7 @@ async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
     }
     let tool_use = |c: &ToolCall| json!({"type": "tool_use", "id": c.id, "name": c.name, "input": input(&c.arguments)});
     content.extend(said.tool_calls.iter().map(tool_use));
-    let stop = stop_reason(&head, finish, &said);
+    let stop = stop_reason(finish, &said, stop.as_deref());
     let body = message(&head, json!(content), stop, Counts::of(&replies));
     let mut response = json_response(StatusCode::OK, &body);
     response.headers_mut().extend(head.marks());
@@ -120,7 +121,12 @@ fn streamed(replies: Replies, head: Head) -> Response {
     let keep_alive = head.server.app.config.keep_alive;
     let marks = head.marks();
     let mut out = Out::default();
-    let start = message(&head, json!([]), Value::Null, Counts::default());
+    let start = message(
+        &head,
+        json!([]),
+        (Value::Null, Value::Null),
+        Counts::default(),
+    );
     out.named(&json!({"type": "message_start", "message": start}));
     let blocks = Blocks {
         head,
@@ -201,12 +207,15 @@ impl Wire for Blocks {
                 }
             }
             Event::Over {
-                finish, message, ..
+                finish,
+                message,
+                stop,
+                ..
             } => {
                 self.close(out);
-                let reason = stop_reason(&self.head, finish, &message);
+                let (reason, stop) = stop_reason(finish, &message, stop.as_deref());
                 out.named(&json!({
-                    "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": null},
+                    "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stop},
                     "usage": usage(&self.head, counts),
                 }));
             }

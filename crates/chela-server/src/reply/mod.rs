@@ -13,7 +13,7 @@ pub(crate) use chat::chat;
 pub(crate) use choice::{Event, Exchange, Follow, Record, Replies};
 pub(crate) use completions::completions;
 pub(crate) use messages::{count_tokens, messages};
-pub(crate) use responses::{given, responses};
+pub(crate) use responses::{given, responses, withdraw};
 
 use crate::{problem::Problem, server::Server};
 use axum::http::{HeaderMap, HeaderValue};

@@ -12,7 +12,10 @@ use crate::{
 };
 use axum::{http::StatusCode, response::Response};
 use chela_chat::AnswerDelta;
-use chela_core::{Caller, FinishReason, Message, Refusal, Role, SessionClaim, ToolCall, TurnId};
+use chela_core::{
+    Caller, FinishReason, Message, Refusal, Role, SessionClaim, ToolCall, TurnId, TurnMark,
+    TurnStory,
+};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -55,7 +58,8 @@ fn go_on(
         },
         other => other.into(),
     };
-    let story = server.app.control.turn(caller, previous).map_err(missing)?;
+    let story = server.app.control.turn(caller, previous);
+    let story = story.and_then(standing).map_err(missing)?;
     let asked = &mut request.asked.request;
     let claimed = asked.hints.session.as_ref().map(|c| c.source);
     if claimed == Some("body previous_response_id") {
@@ -88,7 +92,7 @@ fn go_on(
 pub(crate) fn given(server: &Server, caller: &Caller, id: &str) -> Result<Response, Problem> {
     let none = || Refusal::NotFound(format!("there is no response {id:?}"));
     let turn = turn_of(id).ok_or_else(none)?;
-    let turn = server.app.control.turn(caller, turn)?.turn;
+    let turn = standing(server.app.control.turn(caller, turn)?)?.turn;
     let shape = Shape {
         turn: turn.id,
         created: turn.completed / 1000,
@@ -107,6 +111,32 @@ pub(crate) fn given(server: &Server, caller: &Caller, id: &str) -> Result<Respon
     };
     let body = shape.response(status, items(shape.turn, &turn.answer), Some(counts));
     Ok(json_response(StatusCode::OK, &body))
+}
+
+/// Takes a response back: it is given no more, gone on from no more, and never trained on.
+pub(crate) async fn withdraw(
+    server: &Server,
+    caller: &Caller,
+    id: &str,
+) -> Result<Response, Problem> {
+    let none = || Refusal::NotFound(format!("there is no response {id:?}"));
+    let turn = turn_of(id).ok_or_else(none)?;
+    let control = &server.app.control;
+    standing(control.turn(caller, turn)?)?;
+    control.withdraw(caller, turn).await?;
+    let body = json!({"id": id, "object": "response", "deleted": true});
+    Ok(json_response(StatusCode::OK, &body))
+}
+
+/// A turn that was not withdrawn.
+fn standing(story: TurnStory) -> Result<TurnStory, Refusal> {
+    match story.mark {
+        Some(TurnMark::Withdrawn) => Err(Refusal::NotFound(format!(
+            "the response {} was deleted",
+            story.turn.id
+        ))),
+        _ => Ok(story),
+    }
 }
 
 /// What a response says beside its output.
@@ -222,7 +252,7 @@ fn items(turn: TurnId, answer: &Message) -> Vec<Value> {
 }
 
 async fn whole(mut replies: Replies, head: &Head, shape: Shape) -> Result<Response, Problem> {
-    let (finish, said) = replies.sole().await?;
+    let (finish, said, _) = replies.sole().await?;
     let counts = Some(Counts::of(&replies));
     let body = shape.response(Status::of(finish), items(shape.turn, &said), counts);
     let mut response = json_response(StatusCode::OK, &body);

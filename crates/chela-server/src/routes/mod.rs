@@ -26,13 +26,15 @@ pub(crate) async fn dispatch(
     server: Arc<Server>,
     request: Request,
 ) -> Response {
-    match answer(route, server, request).await {
+    let response = match answer(route, server.clone(), request).await {
         Ok(response) => response,
         Err(problem) if matches!(route.does, Does::Messages | Does::CountTokens) => {
             problem.anthropic_response()
         }
         Err(problem) => problem.into_response(),
-    }
+    };
+    server.metrics.answered(route.path, response.status());
+    response
 }
 
 /// The key as sent: bearer first. What is not UTF-8 stays a key, one that nobody has.
@@ -123,6 +125,7 @@ async fn answer(
             reply::responses(server, caller, request).await
         }
         Does::Response => reply::given(&server, &caller, &last_segment(&parts.uri)),
+        Does::Withdraw => reply::withdraw(&server, &caller, &last_segment(&parts.uri)).await,
         _ => control::answer(route.does, &server, &caller, (&parts.uri, &body)).await,
     }
 }

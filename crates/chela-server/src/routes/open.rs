@@ -3,6 +3,7 @@
 use super::{check_health, decoded, key, no_model};
 use crate::{
     access::Does,
+    metrics::CONTENT_TYPE,
     problem::{Problem, json_response},
     server::Server,
 };
@@ -11,6 +12,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::Response,
 };
+use chela_core::{Caller, Profile, Refusal, Scope};
 use serde_json::{Value, json};
 
 /// Nothing from elsewhere is loaded, and no other page can frame this one.
@@ -35,6 +37,7 @@ pub(super) fn answer(
             ok(&json!({"status": "ready"}))
         }
         Does::Page => Ok(page()),
+        Does::Metrics => metrics(server),
         Does::Models if headers.contains_key("anthropic-version") => {
             ok(&anthropic(&models(server, headers)))
         }
@@ -50,6 +53,24 @@ pub(super) fn answer(
                 .ok_or_else(|| no_model(&id))
         }
     }
+}
+
+/// Counts only: nothing that anybody said, and no names of profiles.
+fn metrics(server: &Server) -> Result<Response, Problem> {
+    let everything = Caller {
+        scope: Scope::Admin,
+        profile: Profile::default(),
+        session: None,
+    };
+    let status = server.app.control.status(&everything);
+    let text = server
+        .metrics
+        .text(server.open.count(), status.as_ref().ok());
+    let text = text.map_err(|e| Refusal::Internal(format!("metrics: {e}")))?;
+    let mut response = Response::new(Body::from(text));
+    let kind = HeaderValue::from_static(CONTENT_TYPE);
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    Ok(response)
 }
 
 fn page() -> Response {

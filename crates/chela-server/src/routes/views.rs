@@ -49,6 +49,7 @@ fn turn_state(story: &TurnStory) -> String {
     match &story.mark {
         Some(TurnMark::Superseded) => return "superseded".to_owned(),
         Some(TurnMark::Abandoned) => return "abandoned".to_owned(),
+        Some(TurnMark::Withdrawn) => return "withdrawn".to_owned(),
         None => {}
     }
     if story.turn.kind == TurnKind::Side {

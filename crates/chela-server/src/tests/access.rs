@@ -16,7 +16,6 @@ fn allowed(access: Access, key: &str) -> bool {
 #[tokio::test]
 async fn every_route_with_every_key() {
     let api = api();
-    *api.control.stories.lock().unwrap() = vec![responses::earlier(7)];
     for route in ROUTES {
         let id = if route.path.contains("responses") {
             "resp_turn_0000000000000007"
@@ -25,6 +24,7 @@ async fn every_route_with_every_key() {
         };
         let path = route.path.replace("{*id}", "org/base").replace("{id}", id);
         for key in ["", "unknown", "chat", "session", "feedback", "admin"] {
+            *api.control.stories.lock().unwrap() = vec![responses::earlier(7)];
             let body = match route.path {
                 p if p.ends_with("chat/completions") => ask(json!({})),
                 p if p.ends_with("/responses") => json!({"input": "a"}),

@@ -189,3 +189,36 @@ async fn the_page_holds_no_data_and_loads_nothing() {
         assert!(crate::ROUTES.iter().any(|r| r.path == path), "{path}");
     }
 }
+
+#[tokio::test]
+async fn metrics_count_requests_tokens_and_kinds_with_reasons() {
+    let api = api();
+    api.reply("abc");
+    api.chat(ask(json!({"max_tokens": 2}))).await;
+    api.chat(ask(json!({"temperature": -1}))).await;
+    let answer = api.get("/metrics", "").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert!(
+        answer
+            .header("content-type")
+            .starts_with("application/openmetrics-text")
+    );
+    let prompt = api.engine.requests()[0].prompt.len();
+    for line in [
+        "chela_requests_total{route=\"/v1/chat/completions\",status=\"200\"} 1",
+        "chela_requests_total{route=\"/v1/chat/completions\",status=\"400\"} 1",
+        "chela_replies_total{reason=\"length\"} 1",
+        "chela_generation_tokens_total 2",
+        &format!("chela_prompt_tokens_total {prompt}"),
+        "chela_time_to_first_token_seconds_count 1",
+        "chela_turns{kind=\"side\",reason=\"title\"} 2",
+    ] {
+        assert!(
+            answer.body.lines().any(|l| l == line),
+            "{line}\n{}",
+            answer.body
+        );
+    }
+    assert!(answer.body.ends_with("# EOF\n"));
+    assert!(!answer.body.contains("default"), "no names of profiles");
+}

@@ -270,6 +270,22 @@ impl ControlPlane for FakeControl {
         found.ok_or_else(|| Refusal::NotFound(format!("there is no turn {turn}")))
     }
 
+    fn withdraw<'a>(
+        &'a self,
+        _caller: &'a Caller,
+        turn: TurnId,
+    ) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(async move {
+            self.note(format!("withdraw {turn}"))?;
+            for story in self.stories.lock().unwrap().iter_mut() {
+                if story.turn.id == turn {
+                    story.mark = Some(TurnMark::Withdrawn);
+                }
+            }
+            Ok(())
+        })
+    }
+
     fn forget_session<'a>(
         &'a self,
         _caller: &'a Caller,

@@ -90,6 +90,7 @@ async fn reasons_to_stop() {
         ),
         (Some("stop_sequence"), Some("one"))
     );
+    assert_eq!(body["stop_sequence"], " STOP");
     // Nothing said is no block.
     api.reply("");
     assert_eq!(api.message(json!({})).await.json()["content"], json!([]));

@@ -320,3 +320,31 @@ async fn refusals_name_the_field() {
     }
     assert!(api.recorder.sealed.lock().unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn a_deleted_response_is_gone() {
+    let api = api();
+    *api.control.stories.lock().unwrap() = vec![earlier(7)];
+    let path = "/v1/responses/resp_turn_0000000000000007";
+    let delete = || {
+        request("DELETE", path)
+            .header("x-api-key", "feedback")
+            .body(Body::empty())
+            .unwrap()
+    };
+    let answer = api.send(delete()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+    assert_eq!(answer.json()["deleted"], true);
+    assert_eq!(api.control.last(), "withdraw turn_0000000000000007");
+    assert_eq!(
+        api.get(path, "feedback").await.status,
+        StatusCode::NOT_FOUND
+    );
+    assert_eq!(api.send(delete()).await.status, StatusCode::NOT_FOUND);
+    let id = "resp_turn_0000000000000007";
+    let answer = api
+        .respond(json!({"previous_response_id": id, "input": "and?"}))
+        .await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert_eq!(answer.json()["error"]["param"], "previous_response_id");
+}

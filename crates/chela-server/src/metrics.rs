@@ -1,0 +1,209 @@
+//! What Prometheus reads at `/metrics`: what this process did, and how the store stands.
+
+use axum::http::StatusCode;
+use chela_core::{FinishReason, StatusView};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use std::{fmt, time::Duration};
+
+/// The type of what is written.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Seconds.
+const BUCKETS: [f64; 14] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Answered {
+    route: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Finished {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+    reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Named {
+    name: String,
+}
+
+/// Counts since the process began.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<Answered, Counter>,
+    finished: Family<Finished, Counter>,
+    prompt: Counter,
+    cached: Counter,
+    generated: Counter,
+    first_token: Histogram,
+    whole: Histogram,
+    running: Gauge,
+}
+
+/// One reply, from its beginning to its end.
+pub(crate) struct ReplyFigures {
+    pub(crate) prompt: usize,
+    pub(crate) cached: usize,
+    pub(crate) sampled: usize,
+    pub(crate) first: Option<Duration>,
+    pub(crate) whole: Duration,
+    pub(crate) finish: FinishReason,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let histogram = || Histogram::new(BUCKETS);
+        let mut all = Self {
+            registry: Registry::with_prefix("chela"),
+            requests: Family::default(),
+            finished: Family::default(),
+            prompt: Counter::default(),
+            cached: Counter::default(),
+            generated: Counter::default(),
+            first_token: histogram(),
+            whole: histogram(),
+            running: Gauge::default(),
+        };
+        let r = &mut all.registry;
+        r.register(
+            "requests",
+            "Requests answered, by route and status",
+            all.requests.clone(),
+        );
+        r.register(
+            "replies",
+            "Replies that ended, by reason",
+            all.finished.clone(),
+        );
+        r.register(
+            "prompt_tokens",
+            "Prompt tokens of all replies",
+            all.prompt.clone(),
+        );
+        r.register(
+            "cached_prompt_tokens",
+            "Prompt tokens whose keys and values were still there",
+            all.cached.clone(),
+        );
+        r.register("generation_tokens", "Tokens sampled", all.generated.clone());
+        r.register(
+            "time_to_first_token_seconds",
+            "From a request's beginning to its first token",
+            all.first_token.clone(),
+        );
+        r.register(
+            "reply_seconds",
+            "From a request's beginning to the end of its reply",
+            all.whole.clone(),
+        );
+        r.register(
+            "requests_running",
+            "Requests whose reply is not over",
+            all.running.clone(),
+        );
+        all
+    }
+
+    pub(crate) fn answered(&self, route: &'static str, status: StatusCode) {
+        let status = status.as_u16();
+        self.requests
+            .get_or_create(&Answered { route, status })
+            .inc();
+    }
+
+    pub(crate) fn replied(&self, reply: &ReplyFigures) {
+        let reason = reply.finish.as_str();
+        self.finished.get_or_create(&Finished { reason }).inc();
+        self.prompt.inc_by(reply.prompt as u64);
+        self.cached.inc_by(reply.cached as u64);
+        self.generated.inc_by(reply.sampled as u64);
+        if let Some(first) = reply.first {
+            self.first_token.observe(first.as_secs_f64());
+        }
+        self.whole.observe(reply.whole.as_secs_f64());
+    }
+
+    /// Everything as text. `open`: requests whose reply is not over.
+    pub(crate) fn text(
+        &self,
+        open: usize,
+        status: Option<&StatusView>,
+    ) -> Result<String, fmt::Error> {
+        self.running.set(i64::try_from(open).unwrap_or(i64::MAX));
+        let mut out = String::new();
+        text::encode_registry(&mut out, &self.registry)?;
+        if let Some(status) = status {
+            text::encode_registry(&mut out, &of_status(status))?;
+        }
+        text::encode_eof(&mut out)?;
+        Ok(out)
+    }
+}
+
+/// How the store stands, read when it is asked for.
+fn of_status(status: &StatusView) -> Registry {
+    let mut registry = Registry::with_prefix("chela");
+    let counts = &status.counts;
+    let mut single = |name: &str, help: &str, value: u64| {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        registry.register(name, help, gauge);
+    };
+    single(
+        "unjudged_turns",
+        "Turns that wait for a judge",
+        counts.unjudged,
+    );
+    single("judging", "Judges at work", status.judging);
+    single("sessions", "Sessions stored", counts.sessions);
+    single("store_bytes", "Bytes on disk", counts.bytes);
+    single(
+        "learning",
+        "1 when turns are learnt from",
+        status.learning.into(),
+    );
+    let versions = status.profiles.iter().map(|p| p.versions.len() as u64);
+    single(
+        "policy_versions",
+        "Versions of all profiles",
+        versions.sum(),
+    );
+    let kinds = Family::<Kind, Gauge>::default();
+    for (kind, reason, n) in &counts.turns {
+        let (kind, reason) = (kind.as_str(), reason.clone());
+        kinds.get_or_create(&Kind { kind, reason }).set(*n as i64);
+    }
+    registry.register(
+        "turns",
+        "Turns stored, by kind and why they are of that kind",
+        kinds,
+    );
+    for (name, help, rows) in [
+        ("samples", "Samples stored, by state", &counts.samples),
+        ("verdicts", "Verdicts stored, by source", &counts.verdicts),
+        (
+            "judge_errors",
+            "Judge errors since the start, by judge",
+            &status.judge_errors,
+        ),
+    ] {
+        let family = Family::<Named, Gauge>::default();
+        for (name, n) in rows {
+            let name = name.clone();
+            family.get_or_create(&Named { name }).set(*n as i64);
+        }
+        registry.register(name, help, family);
+    }
+    registry
+}
