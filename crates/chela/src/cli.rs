@@ -78,6 +78,8 @@ pub enum Command {
         #[command(subcommand)]
         action: PolicyCommand,
     },
+    /// Point a client at the server, or take that back.
+    Connect(ConnectArgs),
     /// Check folders, model, address and memory, and say what to do.
     Doctor,
 }
@@ -188,6 +190,29 @@ pub enum SessionAction {
         /// Its id.
         id: String,
     },
+}
+
+/// `chela connect`
+#[derive(Debug, Args)]
+pub struct ConnectArgs {
+    /// openclaw, codex, claude-code, opencode, zeroclaw, aider, mini-swe-agent; or openai, anthropic, langchain, openai-agents,
+    /// whose variables are printed.
+    pub client: String,
+    /// The server's address; else the running one's, else the configured one.
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// The model's name in the client; else what the server lists first.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The key that the client sends; none is needed on loopback.
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
+    /// Print the changed file instead of writing it.
+    #[arg(long)]
+    pub print: bool,
+    /// Give the file back as it was.
+    #[arg(long)]
+    pub undo: bool,
 }
 
 /// `chela feedback`

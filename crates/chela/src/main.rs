@@ -3,6 +3,7 @@
 mod cli;
 mod commands;
 mod config;
+mod connect;
 mod folder;
 mod judges;
 mod keys;
@@ -98,6 +99,7 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
         Command::Config {
             action: ConfigAction::Show,
         } => show(&layers, output),
+        Command::Connect(args) => connect::run(&config, &data_dir, &args, output),
         Command::Doctor => commands::doctor::run(&config, &data_dir, output),
         command => {
             let remote = commands::remote::Remote::find(&data_dir)?;

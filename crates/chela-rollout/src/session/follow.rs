@@ -149,6 +149,15 @@ pub fn parent(turns: &[Known], request: &Outline) -> Option<Parent> {
 }
 
 fn rewritten(turns: &[Known], request: &Outline) -> Option<Parent> {
+    // After a compaction the history is shorter, and nothing but the last answer is left of what was said before it.
+    let newest = turns
+        .iter()
+        .filter(|t| t.kind == TurnKind::Main && t.complete)
+        .max_by_key(|t| t.id)
+        .map(|t| t.id);
+    let last = (0..request.len())
+        .rev()
+        .find(|at| request.is_assistant(*at));
     turns
         .iter()
         .filter_map(|turn| {
@@ -156,7 +165,8 @@ fn rewritten(turns: &[Known], request: &Outline) -> Option<Parent> {
             let at = (1..request.len()).rev().find(|at| {
                 request.keys[*at] == answer
                     && request.is_assistant(*at)
-                    && same_question(turn, request, at - 1)
+                    && (same_question(turn, request, at - 1)
+                        || (Some(turn.id) == newest && Some(*at) == last && *at < turn.prompt_len))
             })?;
             Some((at, turn.system == request.system, turn.id))
         })

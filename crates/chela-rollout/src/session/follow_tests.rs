@@ -217,3 +217,28 @@ fn reuse_names_what_changed() {
     );
     assert_eq!(reusable(&known, &with("s", "b")), Err("history edited"));
 }
+
+#[test]
+fn the_last_answer_is_known_again_after_a_compaction() {
+    let said = [
+        Message::user("one"),
+        Message::assistant("a"),
+        Message::user("two"),
+    ];
+    let turns = [
+        turn(1, None, &said[..1], &said[1]),
+        turn(2, Some(1), &said, &Message::assistant("the answer")),
+    ];
+    let compacted = |answer: &str| {
+        outline(&[
+            Message::user("Summary of what was said."),
+            Message::assistant(answer),
+            Message::user("three"),
+        ])
+    };
+    let parent_of =
+        |answer| parent(&turns, &compacted(answer)).map(|p| (p.id, p.answer_at, p.exact));
+    assert_eq!(parent_of("the answer"), Some((TurnId(2), 1, false)));
+    assert_eq!(parent_of("a"), None, "an older answer is no sign");
+    assert_eq!(parent_of("another"), None);
+}

@@ -195,6 +195,8 @@ const RULES: &[Rule] = &[
     ),
     main("openclaw", &[HeaderIs("x-trigger", "user")]),
     main("openclaw", &[Header("session_id"), Header("traceparent")]),
+    // Without a plugin, and over the APIs that carry no session header.
+    main("openclaw", &[System("<!-- openclaw:attempt:")]),
     main("codex", &[HeaderSays(CODEX_META, "request_kind", "turn")]),
     main("opencode", &[HeaderBegins("user-agent", "opencode/")]),
     main("claude-code", &[HeaderBegins("user-agent", "claude-cli/")]),

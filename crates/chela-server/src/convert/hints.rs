@@ -158,19 +158,21 @@ fn from_body(fields: &Fields) -> Result<Option<SessionClaim>, Problem> {
     Ok(None)
 }
 
-/// OpenClaw without plugin: the first user message ends with a line `Runtime: … sessionId=<uuid> …`.
+/// OpenClaw without plugin: a line `Runtime: … sessionId=<uuid> …` ends the first user message, or stands in the system text.
 fn from_messages(messages: &[Message]) -> Option<SessionClaim> {
-    let first = messages.iter().find(|m| m.role == Role::User)?;
-    let line = first
-        .content
-        .trim_end()
-        .lines()
-        .next_back()?
-        .strip_prefix("Runtime:")?;
-    let words = line.split(|c: char| c.is_whitespace() || matches!(c, '|' | ',' | ';'));
-    let id = words
-        .filter_map(|word| word.strip_prefix("sessionId="))
-        .next()?;
+    const LINE: &str = "Runtime:";
+    let first = messages.iter().find(|m| m.role == Role::User);
+    let last = first.and_then(|m| m.content.trim_end().lines().next_back());
+    let system = messages.iter().filter(|m| m.role == Role::System);
+    let named = system.flat_map(|m| m.content.lines());
+    let mut lines = last
+        .into_iter()
+        .chain(named)
+        .filter_map(|line| line.strip_prefix(LINE));
+    let id = lines.find_map(|line| {
+        let mut words = line.split(|c: char| c.is_whitespace() || matches!(c, '|' | ',' | ';'));
+        words.find_map(|word| word.strip_prefix("sessionId="))
+    })?;
     SessionId::new(id).is_ok().then(|| SessionClaim {
         source: "Runtime line",
         id: id.to_owned(),

@@ -9,7 +9,7 @@ mod sampling;
 mod text;
 
 pub(crate) use anthropic::{UNPARSED, anthropic};
-pub(crate) use responses::{ResponsesAsked, responses, turn_of};
+pub(crate) use responses::{ResponsesAsked, responses, turn_of, unspaced};
 pub(crate) use text::{TextAsked, text};
 
 use form::{Calls, Form};

@@ -181,7 +181,7 @@ fn item(
         Some("function_call") => {
             let call = ToolCall {
                 id: text("call_id")?.to_owned(),
-                name: text("name")?.to_owned(),
+                name: spaced(item.get("namespace").and_then(Value::as_str), text("name")?),
                 arguments: text("arguments")?.to_owned(),
             };
             pending.with(list, |_| false).tool_calls.push(call);
@@ -236,19 +236,54 @@ fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Proble
     let mut tools = Vec::new();
     for (i, tool) in messages::offered(fields)?.iter().enumerate() {
         let at = format!("tools[{i}]");
-        if tool.get("type").and_then(Value::as_str) != Some("function") {
-            ignored.push(at);
-            continue;
+        match tool.get("type").and_then(Value::as_str) {
+            Some("function") => add(&mut tools, &at, tool, None)?,
+            Some("namespace") => {
+                let space = named(&at, tool)?;
+                let inner = tool.get("tools").and_then(Value::as_array);
+                for (k, tool) in inner.into_iter().flatten().enumerate() {
+                    add(&mut tools, &format!("{at}.tools[{k}]"), tool, Some(space))?;
+                }
+            }
+            _ => ignored.push(at),
         }
-        let at = format!("{at}.name");
-        let name = tool.get("name").and_then(Value::as_str);
-        let name = name
-            .filter(|n| !n.is_empty())
-            .ok_or_else(|| invalid(at.as_str(), "must be a string"))?;
-        let definition = messages::definition(tool, "parameters");
-        messages::add_tool(&mut tools, at, (name, definition))?;
     }
     Ok(tools)
+}
+
+fn named<'a>(at: &str, value: &'a Value) -> Result<&'a str, Problem> {
+    let name = value.get("name").and_then(Value::as_str);
+    name.filter(|n| !n.is_empty())
+        .ok_or_else(|| invalid(format!("{at}.name"), "must be a string"))
+}
+
+/// The name by which the model calls a tool of a namespace.
+fn spaced(space: Option<&str>, name: &str) -> String {
+    match space {
+        Some(space) => format!("{space}.{name}"),
+        None => name.to_owned(),
+    }
+}
+
+fn add(tools: &mut Vec<Tool>, at: &str, tool: &Value, space: Option<&str>) -> Result<(), Problem> {
+    let name = spaced(space, named(at, tool)?);
+    let mut tool = tool.clone();
+    tool["name"] = Value::from(name.as_str());
+    let definition = messages::definition(&tool, "parameters");
+    messages::add_tool(tools, format!("{at}.name"), (&name, definition))
+}
+
+/// A call's name in the space it belongs to, as the request that offered the tool spelt it.
+pub(crate) fn unspaced<'a>(tools: Option<&Value>, name: &'a str) -> (Option<&'a str>, &'a str) {
+    let spaces = tools.and_then(Value::as_array).into_iter().flatten();
+    let spaces = spaces.filter(|t| t.get("type").and_then(Value::as_str) == Some("namespace"));
+    let found = spaces
+        .filter_map(|t| t.get("name")?.as_str())
+        .find_map(|space| {
+            let rest = name.strip_prefix(space)?.strip_prefix('.')?;
+            Some((&name[..space.len()], rest))
+        });
+    found.map_or((None, name), |(space, rest)| (Some(space), rest))
 }
 
 fn tool_choice(fields: &Fields, tools: &[Tool]) -> Result<Calls, Problem> {

@@ -6,7 +6,7 @@ use super::{
     sse::{self, Counts, Out, Wire},
 };
 use crate::{
-    convert::{ResponsesAsked, turn_of},
+    convert::{ResponsesAsked, turn_of, unspaced},
     problem::{Problem, json_response},
     server::Server,
 };
@@ -109,7 +109,7 @@ pub(crate) fn given(server: &Server, caller: &Caller, id: &str) -> Result<Respon
         FinishReason::Aborted => Status::Cancelled,
         finish => Status::of(finish),
     };
-    let body = shape.response(status, items(shape.turn, &turn.answer), Some(counts));
+    let body = shape.response(status, items(shape.turn, &turn.answer, None), Some(counts));
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -228,18 +228,23 @@ fn text_part(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
-fn call_item(call: &ToolCall, done: bool) -> Value {
+fn call_item(tools: Option<&Value>, call: &ToolCall, done: bool) -> Value {
     let (arguments, status) = if done {
         (call.arguments.as_str(), "completed")
     } else {
         ("", "in_progress")
     };
-    json!({"type": "function_call", "id": format!("fc_{}", call.id), "call_id": call.id, "name": call.name,
-           "arguments": arguments, "status": status})
+    let (space, name) = unspaced(tools, &call.name);
+    let mut item = json!({"type": "function_call", "id": format!("fc_{}", call.id), "call_id": call.id,
+        "name": name, "arguments": arguments, "status": status});
+    if let Some(space) = space {
+        item["namespace"] = json!(space);
+    }
+    item
 }
 
 /// The answer as items.
-fn items(turn: TurnId, answer: &Message) -> Vec<Value> {
+fn items(turn: TurnId, answer: &Message, tools: Option<&Value>) -> Vec<Value> {
     let mut all = Vec::new();
     if let Some(text) = &answer.reasoning {
         all.push(reasoning_item(turn, Some(text)));
@@ -247,14 +252,15 @@ fn items(turn: TurnId, answer: &Message) -> Vec<Value> {
     if !answer.content.trim().is_empty() {
         all.push(message_item(turn, Some(&answer.content)));
     }
-    all.extend(answer.tool_calls.iter().map(|c| call_item(c, true)));
+    all.extend(answer.tool_calls.iter().map(|c| call_item(tools, c, true)));
     all
 }
 
 async fn whole(mut replies: Replies, head: &Head, shape: Shape) -> Result<Response, Problem> {
     let (finish, said, _) = replies.sole().await?;
     let counts = Some(Counts::of(&replies));
-    let body = shape.response(Status::of(finish), items(shape.turn, &said), counts);
+    let output = items(shape.turn, &said, shape.echo.get("tools"));
+    let body = shape.response(Status::of(finish), output, counts);
     let mut response = json_response(StatusCode::OK, &body);
     response.headers_mut().extend(head.marks());
     Ok(response)
@@ -392,15 +398,17 @@ impl Items {
     fn call(&mut self, call: &ToolCall, out: &mut Out) {
         self.close(out);
         let index = self.done.len();
-        let added = json!({"output_index": index, "item": call_item(call, false)});
+        let item = |done| call_item(self.shape.echo.get("tools"), call, done);
+        let (begun, whole) = (item(false), item(true));
+        let added = json!({"output_index": index, "item": begun});
         self.send("response.output_item.added", added, out);
         let id = format!("fc_{}", call.id);
         let delta = json!({"item_id": id, "output_index": index, "delta": call.arguments});
         self.send("response.function_call_arguments.delta", delta, out);
-        let done = json!({"item_id": id, "output_index": index, "name": call.name,
+        let done = json!({"item_id": id, "output_index": index, "name": whole["name"],
                           "arguments": call.arguments});
         self.send("response.function_call_arguments.done", done, out);
-        self.item_done(call_item(call, true), out);
+        self.item_done(whole, out);
     }
 }
 

@@ -348,3 +348,35 @@ async fn a_deleted_response_is_gone() {
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
     assert_eq!(answer.json()["error"]["param"], "previous_response_id");
 }
+
+#[tokio::test]
+async fn tools_of_a_namespace_are_offered_and_called() {
+    let api = api();
+    let space = json!({"type": "namespace", "name": "agents.v1", "tools": [
+        {"type": "function", "name": "spawn", "parameters": {"type": "object"}}]});
+    let body = json!({"tools": [space, tool()], "input": [
+        {"role": "user", "content": "go"},
+        {"type": "function_call", "call_id": "c", "namespace": "agents.v1", "name": "spawn", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "done"}]});
+    let call = "<tool_call>{\"name\": \"agents.v1.spawn\", \"arguments\": {}}</tool_call>";
+    api.reply(call);
+    let answer = api.respond(body.clone()).await;
+    let item = answer.json()["output"][0].clone();
+    assert_eq!(
+        (&item["name"], &item["namespace"]),
+        (&json!("spawn"), &json!("agents.v1"))
+    );
+    let asked = api.recorder.last_request().conversation;
+    let names: Vec<&str> = asked.tools.iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(names, ["agents.v1.spawn", "add"]);
+    assert_eq!(asked.messages[1].tool_calls[0].name, "agents.v1.spawn");
+    api.reply(call);
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let events = named_events(&api.respond(streamed).await.body);
+    let of = |kind: &str| events.iter().find(|e| e["type"] == kind).unwrap().clone();
+    for kind in ["response.output_item.added", "response.output_item.done"] {
+        assert_eq!(of(kind)["item"]["namespace"], "agents.v1");
+    }
+    assert_eq!(of("response.function_call_arguments.done")["name"], "spawn");
+}
