@@ -251,6 +251,12 @@ pub trait ControlPlane: Send + Sync {
     ) -> BoxFuture<'a, Result<TurnId, Refusal>>;
     /// Ends the key's session. Returns its number of turns.
     fn end_session<'a>(&'a self, caller: &'a Caller) -> BoxFuture<'a, Result<u64, Refusal>>;
+    /// Ends a session that the caller may see; one that has ended stays so.
+    fn end_named<'a>(
+        &'a self,
+        caller: &'a Caller,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<(), Refusal>>;
     /// A session's turns for a trainer elsewhere.
     fn export(
         &self,

@@ -39,6 +39,7 @@ pub(crate) enum Does {
     Sessions,
     Session,
     Forget,
+    EndNamed,
     Policy,
     Version,
     Rollback,
@@ -156,6 +157,12 @@ pub const ROUTES: &[Route] = &[
     row("POST", "/v1/feedback", Access::Feedback, Does::Feedback),
     row("GET", "/v1/sessions", Access::Feedback, Does::Sessions),
     row("GET", "/v1/sessions/{id}", Access::Feedback, Does::Session),
+    row(
+        "POST",
+        "/v1/sessions/{id}/end",
+        Access::Feedback,
+        Does::EndNamed,
+    ),
     row(
         "DELETE",
         "/v1/sessions/{id}",

@@ -185,6 +185,11 @@ pub enum SessionAction {
         /// Its id.
         id: String,
     },
+    /// End one: its last reply will get no next message.
+    End {
+        /// Its id.
+        id: String,
+    },
     /// Its trajectories as JSON.
     Export {
         /// Its id.

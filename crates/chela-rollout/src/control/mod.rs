@@ -86,6 +86,14 @@ impl ControlPlane for Rollout {
         }
     }
 
+    fn end_named<'a>(
+        &'a self,
+        caller: &'a Caller,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(self.ended(caller, session))
+    }
+
     fn withdraw<'a>(
         &'a self,
         caller: &'a Caller,

@@ -132,6 +132,14 @@ impl Rollout {
             .ok_or_else(|| unknown_session(id))
     }
 
+    pub(super) async fn ended(&self, caller: &Caller, id: &SessionId) -> Result<(), Refusal> {
+        let record = self.visible_session(caller, id)?;
+        match record.ended {
+            Some(_) => Ok(()),
+            None => Ok(self.end(&record, "client").await?),
+        }
+    }
+
     pub(super) async fn withdrawn(&self, caller: &Caller, turn: TurnId) -> Result<(), Refusal> {
         let story = self.own_turn(caller, turn)?;
         let mut events = vec![Event::Mark {

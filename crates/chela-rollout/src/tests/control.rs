@@ -431,3 +431,17 @@ async fn a_withdrawn_turn_is_never_trained_on() {
     assert_eq!(story.samples[0].2, dropped);
     assert!(f.rollout.withdraw(&someone(), TurnId(99)).await.is_err());
 }
+
+#[tokio::test]
+async fn a_named_session_ends_once() {
+    let f = fixture(Vec::new(), |_| {});
+    f.say("s", &[user("q")], "a").await;
+    let id = SessionId::new("s").unwrap();
+    for _ in 0..2 {
+        f.rollout.end_named(&someone(), &id).await.unwrap();
+        let (record, _) = f.rollout.session(&someone(), &id).unwrap();
+        assert_eq!(record.ended.unwrap().1, "client");
+    }
+    let other = SessionId::new("unknown").unwrap();
+    assert!(f.rollout.end_named(&someone(), &other).await.is_err());
+}

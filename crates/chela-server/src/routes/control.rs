@@ -33,7 +33,7 @@ pub(super) async fn answer(
     (uri, body): (&Uri, &[u8]),
 ) -> Result<Response, Problem> {
     let value = match does {
-        Does::Sessions | Does::Session | Does::Forget => {
+        Does::Sessions | Does::Session | Does::Forget | Does::EndNamed => {
             sessions(does, server, caller, uri).await?
         }
         Does::Policy | Does::Version => policy(does, server, caller, uri)?,
@@ -85,6 +85,12 @@ async fn sessions(
         };
         let all = control.sessions(caller, limit.min(MOST_SESSIONS))?;
         return Ok(json!({"sessions": all.iter().map(session_row).collect::<Vec<_>>()}));
+    }
+    if does == Does::EndNamed {
+        let path = uri.path().trim_end_matches("/end");
+        let id = session_of(decoded(path.rsplit('/').next().unwrap_or_default()))?;
+        control.end_named(caller, &id).await?;
+        return Ok(json!({"id": id.as_str(), "ended": true}));
     }
     let id = session_of(last_segment(uri))?;
     if does == Does::Forget {

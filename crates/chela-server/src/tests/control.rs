@@ -270,3 +270,13 @@ async fn the_status() {
     assert_eq!(status["notices"], json!(["no judge"]));
     assert_eq!(status["profiles"][0]["versions"][0]["version"], 2);
 }
+
+#[tokio::test]
+async fn a_session_is_ended_by_its_name() {
+    let api = api();
+    let path = "/v1/sessions/a%2Fb%3A1/end";
+    let answer = api.post(path, "feedback", &json!({})).await;
+    assert_eq!(answer.json(), json!({"id": "a/b:1", "ended": true}));
+    assert_eq!(api.control.last(), "end a/b:1");
+    assert_eq!(api.post(path, "chat", &json!({})).await.status, 403);
+}

@@ -270,6 +270,14 @@ impl ControlPlane for FakeControl {
         found.ok_or_else(|| Refusal::NotFound(format!("there is no turn {turn}")))
     }
 
+    fn end_named<'a>(
+        &'a self,
+        _caller: &'a Caller,
+        session: &'a SessionId,
+    ) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(async move { self.note(format!("end {session}")) })
+    }
+
     fn withdraw<'a>(
         &'a self,
         _caller: &'a Caller,

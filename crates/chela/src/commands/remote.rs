@@ -98,6 +98,10 @@ pub fn session(remote: &Remote, action: &SessionAction, output: &Output) -> Resu
             output,
             &remote.get(&format!("/v1/sessions/{}", encode(id)))?,
         ),
+        SessionAction::End { id } => print(
+            output,
+            &remote.post(&format!("/v1/sessions/{}/end", encode(id)), &json!({}))?,
+        ),
         SessionAction::Export { id } => {
             let body = json!({"session_id": id, "style": "individual"});
             output.plain(&json_line(&remote.post("/rl/export_trajectories", &body)?))
