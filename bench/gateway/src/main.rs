@@ -63,7 +63,16 @@ fn serve(args: &Args, folder: &Path, said: &Value) -> Result<Server> {
     std::fs::write(&script, format!("{said}\n"))?;
     let data = folder.join("data");
     let child = Command::new(&args.chela)
-        .args(["serve", "--port", "0", "--model", &args.model, "--engine"])
+        .args([
+            "serve",
+            "--port",
+            "0",
+            "--learn",
+            "off",
+            "--model",
+            &args.model,
+            "--engine",
+        ])
         .arg(format!("script:{}", script.display()))
         .arg("--data-dir")
         .arg(&data)

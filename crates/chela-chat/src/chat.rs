@@ -194,6 +194,9 @@ impl Chat {
         whole: &'a str,
         reuse: &ReusablePrefix,
     ) -> Result<&'a str, &'static str> {
+        if let Some(rest) = self.verbatim(reuse, whole) {
+            return Ok(rest);
+        }
         let answers = |at: usize| prepared.role(at) == Some(Role::Assistant);
         let before = reuse.messages.checked_sub(1).filter(|at| answers(*at));
         let before = before.ok_or("history edited")?;
@@ -226,6 +229,24 @@ impl Chat {
         let close = close_in(&answered[asked.len()..]);
         let at = close.ok_or("the template closes an answer without an end token")?;
         Ok(&whole[asked.len() + at..])
+    }
+
+    /// What follows the tokens where the text begins with the very text that they spell, and then ends the answer: most often, and
+    /// then nothing else need be rendered.
+    fn verbatim<'a>(&self, reuse: &ReusablePrefix, whole: &'a str) -> Option<&'a str> {
+        let said = reuse.tokens.len().checked_sub(usize::from(reuse.ended))?;
+        let mut rest = whole.as_bytes();
+        for id in &reuse.tokens[..said] {
+            let bytes = match self.specials.get(id) {
+                Some(text) => text.as_bytes(),
+                None => self.bytes.of(*id),
+            };
+            rest = rest.strip_prefix(bytes)?;
+        }
+        let rest = whole.get(whole.len() - rest.len()..)?;
+        let mut ends = self.end_ids.iter().filter_map(|id| self.specials.get(id));
+        ends.any(|end| rest.starts_with(end.as_str()))
+            .then_some(rest)
     }
 
     /// The tokens, less the end token when the last is one, are this text but for white space.

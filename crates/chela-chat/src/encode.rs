@@ -5,7 +5,7 @@
 //! special texts (the template's own) become control ids, and the marks are taken out of the rest before it is encoded.
 //! Marks change no id of a conversation without special texts: its ids are those of tokenizing the rendered text at once.
 
-use crate::error::ChatError;
+use crate::{error::ChatError, words::Words};
 use chela_core::TokenId;
 use regex::Regex;
 use serde_json::Value as Json;
@@ -41,6 +41,8 @@ struct Special {
 pub struct Encoder {
     /// Reads every special text as ordinary text.
     tokenizer: Tokenizer,
+    /// What it read before, where that may be used again.
+    words: Option<Words>,
     specials: HashMap<String, Special>,
     /// Finds special texts, the longest first.
     finder: Option<Regex>,
@@ -93,6 +95,7 @@ impl Encoder {
             edges: Edges::new(&texts),
             specials: table,
             opening_space,
+            words: Words::of(&tokenizer),
             tokenizer,
         })
     }
@@ -175,9 +178,15 @@ impl Encoder {
         } else {
             text
         };
-        let encoding = self.tokenizer.encode_fast(text, false);
-        let encoding = encoding.map_err(|e| ChatError::Tokenizer(e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        let encode = |text: &str| {
+            let encoding = self.tokenizer.encode_fast(text, false);
+            let encoding = encoding.map_err(|e| ChatError::Tokenizer(e.to_string()))?;
+            Ok(encoding.get_ids().to_vec())
+        };
+        match &self.words {
+            Some(words) => words.encode(text, encode),
+            None => encode(text),
+        }
     }
 
     fn is_control(&self, id: TokenId) -> bool {

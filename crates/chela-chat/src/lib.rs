@@ -12,6 +12,7 @@ mod grammar;
 mod python;
 mod stop;
 mod template;
+mod words;
 
 pub use answer::{AnswerDelta, AnswerOptions, AnswerParser};
 pub use chat::{Chat, ChatParts, Rendered};

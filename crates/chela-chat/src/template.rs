@@ -55,11 +55,11 @@ impl Prepared {
         };
         let mut messages = Vec::with_capacity(conversation.messages.len());
         let mut system = Vec::new();
-        for (index, m) in conversation.messages.iter().enumerate() {
+        for m in &conversation.messages {
             if m.role == Role::System {
                 system.push(encoder.guard(&m.content));
             }
-            let value = Value::from(Serde(message(index, m, encoder)?));
+            let value = Value::from(Serde(message(m, encoder)));
             messages.push((m.role, value));
         }
         let mut tools = Vec::with_capacity(conversation.tools.len());
@@ -262,22 +262,27 @@ fn parse(text: &str, what: impl Fn() -> String) -> Result<Json, ChatError> {
     })
 }
 
-fn message(index: usize, m: &Message, encoder: &Encoder) -> Result<Json, ChatError> {
+fn message(m: &Message, encoder: &Encoder) -> Json {
     let typed = |text: &str| Json::String(encoder.guard(text));
     let mut map = Map::new();
     map.insert("role".to_owned(), json!(m.role.as_str()));
-    map.insert("content".to_owned(), typed(&m.content));
+    // Templates have no place for it, and a model must see that a tool failed.
+    let failed = m.is_error && !m.content.to_ascii_lowercase().starts_with("error");
+    let content = match failed {
+        true => typed(&format!("Error: {}", m.content)),
+        false => typed(&m.content),
+    };
+    map.insert("content".to_owned(), content);
     if let Some(reasoning) = &m.reasoning {
         map.insert("reasoning_content".to_owned(), typed(reasoning));
     }
     let mut calls = Vec::with_capacity(m.tool_calls.len());
-    for (i, call) in m.tool_calls.iter().enumerate() {
+    for call in &m.tool_calls {
         // Some clients send nothing for a call without arguments.
+        // What a model wrote as no JSON is a text, as for Transformers: refusing it would stop the agent for good.
         let mut arguments = match call.arguments.trim() {
             "" => json!({}),
-            text => parse(text, || {
-                format!("messages[{index}].tool_calls[{i}].function.arguments")
-            })?,
+            text => serde_json::from_str(text).unwrap_or_else(|_| json!(call.arguments)),
         };
         encoder.guard_json(&mut arguments);
         let function = json!({"name": typed(&call.name), "arguments": arguments});
@@ -292,7 +297,7 @@ fn message(index: usize, m: &Message, encoder: &Encoder) -> Result<Json, ChatErr
     if let Some(name) = &m.name {
         map.insert("name".to_owned(), typed(name));
     }
-    Ok(Json::Object(map))
+    Json::Object(map)
 }
 
 #[cfg(test)]

@@ -50,10 +50,13 @@ impl fmt::Display for Profile {
 pub struct SessionId(String);
 
 impl SessionId {
-    /// Accepts 1 to 256 characters without control characters.
+    /// Accepts 1 to 256 characters without control characters; not `.` and `..`, which no address can hold.
     pub fn new(id: impl Into<String>) -> Result<Self, NameError> {
         let id = id.into();
-        if id.is_empty() || id.chars().count() > 256 || id.chars().any(char::is_control) {
+        if matches!(id.as_str(), "" | "." | "..")
+            || id.chars().count() > 256
+            || id.chars().any(char::is_control)
+        {
             return Err(NameError::Session(id.chars().take(80).collect()));
         }
         Ok(Self(id))

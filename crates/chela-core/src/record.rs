@@ -168,6 +168,8 @@ pub struct ExportRow {
     pub reward: Option<f32>,
     /// The verdicts' hints.
     pub hints: Vec<String>,
+    /// Why the last turn's reply was over.
+    pub finish: FinishReason,
 }
 
 /// How an export joins turns.

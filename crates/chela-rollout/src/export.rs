@@ -1,7 +1,9 @@
 //! A session's turns as rows for a trainer elsewhere.
 
 use crate::credit;
-use chela_core::{ExportRow, ExportStyle, Segment, TurnId, TurnKind, TurnStory};
+use chela_core::{
+    ExportRow, ExportStyle, FinishReason, Segment, Turn, TurnId, TurnKind, TurnStory,
+};
 use std::collections::{HashMap, HashSet};
 
 /// Rows of the main turns that sampled anything, oldest first; replies that a retry replaced are left out.
@@ -65,8 +67,11 @@ fn row(line: &[&TurnStory], credit: &HashMap<TurnId, f32>) -> ExportRow {
             .flat_map(|s| &s.verdicts)
             .flat_map(|(_, v, _)| v.hints.clone())
             .collect(),
+        finish: last.finish,
     };
-    for turn in line.iter().map(|s| &s.turn) {
+    // What was cut off by the client or by a fault is nothing to learn from.
+    let whole = |turn: &&Turn| !matches!(turn.finish, FinishReason::Aborted | FinishReason::Failed);
+    for turn in line.iter().map(|s| &s.turn).filter(whole) {
         let begin = turn.prompt.len();
         for (i, logprob) in turn.reply.behavior_logprobs().iter().enumerate() {
             out.loss_mask[begin + i] = true;

@@ -157,8 +157,7 @@ impl Rollout {
         }
         if let Some(claim) = &request.hints.session {
             let id = SessionId::new(claim.id.as_str())?;
-            let record = self.store.session(profile, &id)?;
-            if record.as_ref().is_some_and(|r| r.key_hash.is_some()) {
+            if self.live.get(profile, &id)?.keyed() {
                 return Err(Refusal::Forbidden(format!(
                     "session {id} belongs to a session key: send that key instead of its id"
                 )));
@@ -175,10 +174,7 @@ impl Rollout {
             // Most recently used first: of equals the first one stays.
             if let Some(shared) = shared
                 && best.as_ref().is_none_or(|(s, _)| shared > *s)
-                && self
-                    .store
-                    .session(profile, &id)?
-                    .is_none_or(|r| r.key_hash.is_none())
+                && !session.keyed()
             {
                 best = Some((shared, id));
             }
@@ -296,13 +292,18 @@ impl Rollout {
         let superseded = session.with_turns(|turns| follow::superseded(turns, &known));
         let turn = story.turn;
         let tokens = [turn.prompt.as_slice(), turn.reply.tokens()].concat();
-        let mut events = self.reopening(admission)?;
+        // One that was let go of meanwhile counts as ended: then the store knows.
+        let mut events = match session.ended() {
+            true => self.reopening(admission)?,
+            false => Vec::new(),
+        };
         events.push(Event::Turn(Box::new(turn)));
         events.extend(superseded.iter().map(|t| Event::Mark {
             turn: *t,
             mark: TurnMark::Superseded,
         }));
         self.store.append(events).await?;
+        session.reopened();
         session.add(known, tokens, &superseded);
         if request.hints.session_done && self.all_sealed(&session, admission) {
             self.done(admission).await?;

@@ -149,6 +149,12 @@ const REFUSED: &[(&str, &str)] = &[
         "prompt_logprobs",
         "use /v1/completions with echo and logprobs",
     ),
+    (
+        "conversation",
+        "use previous_response_id, or send the items",
+    ),
+    ("prompt", "send the text in the conversation"),
+    ("background", "only false is possible"),
     ("use_beam_search", "only false is possible"),
     ("best_of", "only 1 is possible; use n"),
     ("suffix", "a text cannot be filled in the middle"),
@@ -169,7 +175,9 @@ fn asks_for_nothing(name: &str, value: &Value) -> bool {
         "function_call" => matches!(value.as_str(), Some("none" | "auto")),
         "repetition_penalty" | "best_of" => value.as_f64() == Some(1.0),
         "min_tokens" | "prompt_logprobs" => value.as_f64() == Some(0.0),
-        "ignore_eos" | "use_beam_search" | "continue_final_message" => value == &Value::Bool(false),
+        "ignore_eos" | "use_beam_search" | "continue_final_message" | "background" => {
+            value == &Value::Bool(false)
+        }
         "add_generation_prompt" | "skip_special_tokens" => value == &Value::Bool(true),
         "suffix" => value.as_str() == Some(""),
         _ => value.as_array().is_some_and(Vec::is_empty),

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-const MOST_TURNS: usize = 64;
+const MOST_TURNS: usize = 1024;
 const MOST_BYTES: usize = 64 << 20;
 
 #[derive(Default)]
@@ -108,7 +108,7 @@ mod tests {
             cache.put(0, turn(id));
         }
         assert!(cache.get(TurnId(0)).is_some());
-        cache.put(0, turn(1_000));
+        cache.put(0, turn(MOST_TURNS as u64));
         assert!(cache.get(TurnId(0)).is_some() && cache.get(TurnId(1)).is_none());
     }
 

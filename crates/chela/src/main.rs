@@ -19,6 +19,7 @@ use config::Config;
 use output::Output;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::{
+    io::IsTerminal,
     path::PathBuf,
     process::ExitCode,
     sync::{
@@ -71,6 +72,7 @@ fn start_log(format: &str) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,chela=info"));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     if format == "json" {
         builder.json().init()
@@ -99,7 +101,7 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
         Command::Config {
             action: ConfigAction::Show,
         } => show(&layers, output),
-        Command::Connect(args) => connect::run(&config, &data_dir, &args, output),
+        Command::Connect(args) => connect::run(&config, &data_dir, &args, output).context(Usage),
         Command::Doctor => commands::doctor::run(&config, &data_dir, output),
         command => {
             let remote = commands::remote::Remote::find(&data_dir)?;

@@ -12,6 +12,7 @@ use std::{
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
+use tokenizers::Tokenizer;
 
 const FAMILIES: [&str; 5] = ["qwen2_5", "qwen3", "llama3_1", "llama3_2", "gemma3"];
 
@@ -135,6 +136,70 @@ fn family_ids_equal_transformers() {
         }
     }
     assert!(equal >= 85, "{equal} compared");
+}
+
+/// Words that were read before make the same ids as reading the whole text at once.
+#[test]
+#[ignore = "needs the tokenizers of golden/fetch_tokenizers"]
+fn family_ids_do_not_depend_on_what_was_read_before() {
+    const PARTS: [&str; 34] = [
+        " the",
+        " The",
+        "Don't",
+        "'s",
+        " 'Ll",
+        "x",
+        " y",
+        "  z",
+        "\n",
+        "\n\n a",
+        "\r\n b",
+        "\t",
+        " ",
+        "   ",
+        "12",
+        " 345",
+        "6789 k",
+        ".",
+        " ,",
+        "!?",
+        " (q)",
+        "é",
+        "e\u{301}",
+        " \u{301}m",
+        "界 n",
+        "🦀 o",
+        "\u{a0}",
+        "\u{a0} p",
+        "\u{85} r",
+        "\u{200b} s",
+        "<tool_call> t",
+        "</tool_call>u",
+        "-- v",
+        "\u{feff} w",
+    ];
+    for family in FAMILIES {
+        let chat = load(family);
+        let file = tokenizers().join(family).join("tokenizer.json");
+        let mut whole = Tokenizer::from_file(file).unwrap();
+        whole.set_encode_special_tokens(true);
+        let mut state = 7u64;
+        for _ in 0..3000 {
+            let mut text = String::new();
+            for _ in 0..12 {
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                text += PARTS[(state >> 40) as usize % PARTS.len()];
+            }
+            let want = whole.encode_fast(text.as_str(), false).unwrap();
+            assert_eq!(
+                chat.encode(&text).unwrap(),
+                want.get_ids(),
+                "{family}: {text:?}"
+            );
+        }
+    }
 }
 
 /// What a person, a tool or a client writes never becomes a control token, wherever it stands.

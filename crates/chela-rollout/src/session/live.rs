@@ -4,7 +4,10 @@ use crate::session::follow::Known;
 use chela_core::{Profile, SessionId, StoreError, TokenId, TrajectoryStore, TurnId};
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Most turns of one session that can still be recognised as a parent.
@@ -20,6 +23,10 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct LiveSession {
     /// Held while a request is admitted or sealed, so that what is read is still true when it is written.
     pub gate: tokio::sync::Mutex<()>,
+    /// It belongs to a session key, as it did when it was opened.
+    keyed: bool,
+    /// It is over, as far as the store says.
+    ended: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -34,6 +41,21 @@ impl LiveSession {
     /// A copy of what is known of its turns.
     pub fn with_turns<T>(&self, read: impl FnOnce(&[Known]) -> T) -> T {
         read(&locked(&self.state).turns)
+    }
+
+    /// Belongs to a session key.
+    pub fn keyed(&self) -> bool {
+        self.keyed
+    }
+
+    /// Is over; who holds a session that was let go of asks the store.
+    pub fn ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// It goes on.
+    pub fn reopened(&self) {
+        self.ended.store(false, Ordering::Release);
     }
 
     /// Adds a sealed turn and marks those it replaces.
@@ -109,7 +131,12 @@ impl LiveSessions {
             .iter()
             .map(Known::of)
             .collect();
-        let session = LiveSession::default();
+        let record = self.store.session(profile, id)?;
+        let session = LiveSession {
+            keyed: record.as_ref().is_some_and(|r| r.key_hash.is_some()),
+            ended: AtomicBool::new(record.is_some_and(|r| r.ended.is_some())),
+            ..LiveSession::default()
+        };
         locked(&session.state).turns = turns;
         let mut inner = locked(&self.inner);
         // Two requests may have read at once: the first one's object is everybody's.
@@ -156,9 +183,12 @@ impl LiveSessions {
 
     /// Lets go of a session (it ended or is forgotten).
     pub fn remove(&self, profile: &Profile, id: &SessionId) {
-        locked(&self.inner)
+        let gone = locked(&self.inner)
             .sessions
             .remove(&(profile.clone(), id.clone()));
+        if let Some((_, session)) = gone {
+            session.ended.store(true, Ordering::Release);
+        }
     }
 }
 

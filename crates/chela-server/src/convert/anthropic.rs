@@ -1,6 +1,6 @@
 //! Anthropic's message requests: blocks, tools, thinking, and system text outside and inside the messages.
 
-use super::{Asked, KeptTo, form, form::Calls, hints, messages, sampling};
+use super::{Asked, BILLING, KeptTo, form, form::Calls, hints, messages, sampling};
 use crate::{
     problem::Problem,
     wire::{Fields, MESSAGES_HONOURED, invalid},
@@ -9,9 +9,6 @@ use axum::http::HeaderMap;
 use chela_core::{ChatRequest, Conversation, Message, Role, SamplingRequest, Tool, ToolCall};
 use serde_json::{Value, json};
 use std::collections::HashMap;
-
-/// A system block of Claude Code that changes with every request and says nothing to a model.
-const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Reads a message request; for `count` it needs no limit of tokens.
 pub(crate) fn anthropic(
@@ -29,6 +26,16 @@ pub(crate) fn anthropic(
         }
     }
     conversation(&fields, &mut list)?;
+    super::without_billing(&mut list);
+    super::in_order_of_calls(&mut list);
+    if let Some(last) = list.last().filter(|m| m.role == Role::Assistant && !count) {
+        let at = format!("messages[{}].role", messages::listed(&fields)?.len() - 1);
+        let what = match last.tool_calls.is_empty() {
+            true => "a reply cannot be continued: the last message must be the user's",
+            false => "the last message calls tools: their results must follow",
+        };
+        return Err(invalid(at, what));
+    }
     let tools = tools(&fields, &mut ignored)?;
     let (calls, parallel) = tool_choice(&fields, &tools)?;
     let form = calls.with(form::anthropic(&fields)?, parallel);
@@ -37,6 +44,7 @@ pub(crate) fn anthropic(
     if most.is_none() && !count {
         return Err(invalid("max_tokens", "is missing"));
     }
+    fields.number("temperature", 0.0, 1.0)?;
     let sampling = SamplingRequest {
         max_tokens: most.map(|n| n as usize),
         stop: sampling::stops(&fields, "stop_sequences")?,
@@ -137,7 +145,8 @@ fn conversation(fields: &Fields, list: &mut Vec<Message>) -> Result<(), Problem>
     Ok(())
 }
 
-/// Tool results become messages of their own, in the order of the blocks; texts between them stay together.
+/// Tool results become messages of their own and come first, directly after their calls as models were taught; the texts around them
+/// are what the user says then.
 fn user(
     at: &str,
     blocks: &[Value],
@@ -151,10 +160,6 @@ fn user(
         if block.get("type").and_then(Value::as_str) != Some("tool_result") {
             said.push(text_block(&at, block)?);
             continue;
-        }
-        if !said.is_empty() {
-            messages.push(Message::user(said.join("\n")));
-            said.clear();
         }
         let id = text_of(&at, block, "tool_use_id")?;
         let content = match block.get("content") {
@@ -191,7 +196,10 @@ fn assistant(at: &str, content: &Value) -> Result<Message, Problem> {
             Some("tool_use") => calls.push(ToolCall {
                 id: text_of(&at, block, "id")?.to_owned(),
                 name: text_of(&at, block, "name")?.to_owned(),
-                arguments: arguments(block.get("input")),
+                arguments: match block.get("input") {
+                    None | Some(Value::Null | Value::Object(_)) => arguments(block.get("input")),
+                    Some(_) => return Err(invalid(format!("{at}.input"), "must be an object")),
+                },
             }),
             _ => said.push(text_block(&at, block)?),
         }
@@ -233,6 +241,7 @@ fn tools(fields: &Fields, ignored: &mut Vec<String>) -> Result<Vec<Tool>, Proble
         if tool.get("input_schema").is_none() {
             return Err(invalid(format!("{at}.input_schema"), "is missing"));
         }
+        messages::check_tool(&at, tool, "input_schema")?;
         let definition = messages::definition(tool, "input_schema");
         messages::add_tool(&mut tools, format!("{at}.name"), (name, definition))?;
     }

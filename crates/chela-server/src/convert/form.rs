@@ -97,8 +97,8 @@ fn schema(schema: &Value) -> Constraint {
 }
 
 /// `{"type": "text" | "json_object" | "json_schema"}`; where the schema stands differs between the APIs.
-fn format(
-    at: &str,
+fn of_format(
+    (at, schema_at): (&str, &str),
     format: &Map<String, Value>,
     place: fn(&Map<String, Value>) -> Option<&Value>,
 ) -> Result<Option<Constraint>, Problem> {
@@ -107,7 +107,7 @@ fn format(
         Some("json_object") => Ok(Some(schema(&json!({"type": "object"})))),
         Some("json_schema") => match place(format) {
             Some(found) if found.is_object() => Ok(Some(schema(found))),
-            _ => Err(invalid(format!("{at}.schema"), "must be an object")),
+            _ => Err(invalid(schema_at, "must be an object")),
         },
         other => Err(invalid(
             format!("{at}.type"),
@@ -126,9 +126,8 @@ fn of(constraint: Option<Constraint>, field: &'static str) -> Option<Form> {
 /// `response_format` of a chat completion, or vLLM's `guided_…`.
 pub(crate) fn chat(fields: &Fields) -> Result<Option<Form>, Problem> {
     if let Some(asked) = fields.object("response_format")? {
-        let constraint = format("response_format", asked, |f| {
-            f.get("json_schema")?.get("schema")
-        })?;
+        let names = ("response_format", "response_format.json_schema.schema");
+        let constraint = of_format(names, asked, |f| f.get("json_schema")?.get("schema"))?;
         return Ok(of(constraint, "response_format"));
     }
     if let Some(asked) = fields.get("guided_json") {
@@ -151,7 +150,12 @@ pub(crate) fn chat(fields: &Fields) -> Result<Option<Form>, Problem> {
         let text = |v: &Value| v.as_str().filter(|t| !t.is_empty()).map(str::to_owned);
         list.iter().map(text).collect()
     });
-    let texts = texts.ok_or_else(|| invalid("guided_choice", "must be a list of texts"))?;
+    let texts = texts.ok_or_else(|| {
+        invalid(
+            "guided_choice",
+            "must be a list of texts that are not empty",
+        )
+    })?;
     Ok(of(Some(Constraint::Choice(texts)), "guided_choice"))
 }
 
@@ -164,7 +168,8 @@ pub(crate) fn responses(fields: &Fields) -> Result<Option<Form>, Problem> {
     let asked = asked
         .as_object()
         .ok_or_else(|| invalid("text.format", "must be an object"))?;
-    let constraint = format("text.format", asked, |f| f.get("schema"))?;
+    let names = ("text.format", "text.format.schema");
+    let constraint = of_format(names, asked, |f| f.get("schema"))?;
     Ok(of(constraint, "text.format"))
 }
 
@@ -183,6 +188,7 @@ pub(crate) fn anthropic(fields: &Fields) -> Result<Option<Form>, Problem> {
     let asked = asked
         .as_object()
         .ok_or_else(|| invalid(field, "must be an object"))?;
-    let constraint = format(field, asked, |f| f.get("schema"))?;
+    let schema_at = format!("{field}.schema");
+    let constraint = of_format((field, &schema_at), asked, |f| f.get("schema"))?;
     Ok(of(constraint, field))
 }

@@ -171,6 +171,18 @@ pub(super) fn add_tool(
     Ok(())
 }
 
+/// A tool's description is text and its schema an object, where they are there.
+pub(super) fn check_tool(at: &str, tool: &Value, schema: &str) -> Result<(), Problem> {
+    let given = |name: &str| tool.get(name).filter(|v| !v.is_null());
+    if given("description").is_some_and(|v| !v.is_string()) {
+        return Err(invalid(format!("{at}.description"), "must be a string"));
+    }
+    if given(schema).is_some_and(|v| !v.is_object()) {
+        return Err(invalid(format!("{at}.{schema}"), "must be an object"));
+    }
+    Ok(())
+}
+
 /// A tool that another API spells flat, as templates know it: OpenAI's shape, keys in wire order. `schema` is that API's word for
 /// the parameters.
 pub(super) fn definition(tool: &Value, schema: &str) -> String {
@@ -202,6 +214,9 @@ pub(super) fn tools(fields: &Fields) -> Result<Vec<Tool>, Problem> {
             .get("function")
             .and_then(|f| f.get("name"))
             .and_then(Value::as_str);
+        if let Some(function) = tool.get("function") {
+            check_tool(&format!("{at}.function"), function, "parameters")?;
+        }
         let at = format!("{at}.function.name");
         let name = name
             .filter(|n| !n.is_empty())

@@ -19,7 +19,7 @@ use crate::{
     wire::{CHAT_HONOURED, Fields, invalid},
 };
 use axum::http::{HeaderMap, StatusCode};
-use chela_core::{ChatRequest, Conversation, SamplingRequest, Tool};
+use chela_core::{ChatRequest, Conversation, Message, Role, SamplingRequest, Tool};
 use serde_json::Value;
 
 /// A chat completion as asked for.
@@ -38,6 +38,45 @@ pub(crate) struct Asked {
     pub(crate) ignored: Vec<String>,
 }
 
+/// A system line of Claude Code that changes with every request and says nothing to a model.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Takes that line out where a system message begins with it, whatever API it came by.
+fn without_billing(messages: &mut Vec<Message>) {
+    messages.retain_mut(|message| {
+        if message.role != Role::System || !message.content.starts_with(BILLING) {
+            return true;
+        }
+        let rest = message.content.split_once('\n');
+        message.content = rest.map_or("", |(_, rest)| rest).to_owned();
+        !message.content.is_empty()
+    });
+}
+
+/// Results in the order of the calls they answer: most templates show no ids, and a model would read one for another.
+fn in_order_of_calls(messages: &mut [Message]) {
+    let mut at = 0;
+    while at < messages.len() {
+        let calls: Vec<String> = messages[at]
+            .tool_calls
+            .iter()
+            .map(|c| c.id.clone())
+            .collect();
+        let results = messages[at + 1..].iter();
+        let n = results.take_while(|m| m.role == Role::Tool).count();
+        if calls.len() > 1 {
+            messages[at + 1..at + 1 + n].sort_by_key(|m| {
+                let id = m.tool_call_id.as_ref();
+                calls
+                    .iter()
+                    .position(|call| Some(call) == id)
+                    .unwrap_or(usize::MAX)
+            });
+        }
+        at += 1 + n;
+    }
+}
+
 /// Puts a form into what is sampled.
 trait KeptTo {
     fn kept_to(self, form: &Option<Form>) -> Self;
@@ -54,7 +93,9 @@ impl KeptTo for SamplingRequest {
 pub(crate) fn chat(headers: &HeaderMap, body: &[u8], vocabulary: usize) -> Result<Asked, Problem> {
     let fields = Fields::parse(body)?;
     let ignored = fields.without_effect(CHAT_HONOURED)?;
-    let messages = messages::messages(&fields)?;
+    let mut messages = messages::messages(&fields)?;
+    without_billing(&mut messages);
+    in_order_of_calls(&mut messages);
     let tools = messages::tools(&fields)?;
     let calls = calls(&fields, &tools)?;
     let hints = hints::hints(headers, &fields, &messages)?;

@@ -17,6 +17,8 @@ pub(crate) struct ResponsesAsked {
     pub(crate) asked: Asked,
     /// The turn that the conversation goes on from.
     pub(crate) previous: Option<TurnId>,
+    /// It may be asked for again.
+    pub(crate) stored: bool,
     /// Fields that come back in the response as they were sent.
     pub(crate) echo: Map<String, Value>,
 }
@@ -35,6 +37,8 @@ pub(crate) fn responses(
         list.push(Message::system(instructions));
     }
     input(&fields, &mut list)?;
+    super::without_billing(&mut list);
+    super::in_order_of_calls(&mut list);
     let tools = tools(&fields, &mut ignored)?;
     let calls = tool_choice(&fields, &tools)?;
     let parallel = super::parallel(&fields)?;
@@ -93,9 +97,11 @@ pub(crate) fn responses(
             echo.insert(name.to_owned(), value.clone());
         }
     }
+    let stored = fields.get("store").is_none() || fields.flag("store")?;
     Ok(ResponsesAsked {
         asked,
         previous,
+        stored,
         echo,
     })
 }
@@ -266,6 +272,7 @@ fn spaced(space: Option<&str>, name: &str) -> String {
 }
 
 fn add(tools: &mut Vec<Tool>, at: &str, tool: &Value, space: Option<&str>) -> Result<(), Problem> {
+    messages::check_tool(at, tool, "parameters")?;
     let name = spaced(space, named(at, tool)?);
     let mut tool = tool.clone();
     tool["name"] = Value::from(name.as_str());

@@ -43,7 +43,9 @@ impl Head {
         let admission = &self.record.admission;
         let turns: Vec<String> = admission.turns.iter().map(ToString::to_string).collect();
         put(headers, "x-chela-session", admission.session.as_str());
-        put(headers, "x-chela-turn", &turns.join(","));
+        if !admission.private {
+            put(headers, "x-chela-turn", &turns.join(","));
+        }
         put(
             headers,
             "x-chela-policy-version",

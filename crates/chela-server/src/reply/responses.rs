@@ -28,11 +28,17 @@ pub(crate) async fn responses(
     if let Some(previous) = request.previous {
         go_on(&server, &caller, &mut request, previous)?;
     }
-    let ResponsesAsked { asked, echo, .. } = request;
+    let ResponsesAsked {
+        asked,
+        echo,
+        stored,
+        ..
+    } = request;
     let stream = asked.stream;
     let (replies, head) = begin(&server, &caller, asked).await?;
     let shape = Shape {
         turn: head.turn,
+        stored,
         created: head.created(),
         model: head.model.clone(),
         prompt: head.record.rendered.tokens.len(),
@@ -95,6 +101,7 @@ pub(crate) fn given(server: &Server, caller: &Caller, id: &str) -> Result<Respon
     let turn = standing(server.app.control.turn(caller, turn)?)?.turn;
     let shape = Shape {
         turn: turn.id,
+        stored: true,
         created: turn.completed / 1000,
         model: server.app.engine.info().model,
         prompt: turn.prompt.len(),
@@ -142,6 +149,8 @@ fn standing(story: TurnStory) -> Result<TurnStory, Refusal> {
 /// What a response says beside its output.
 struct Shape {
     turn: TurnId,
+    /// Its id leads back to it.
+    stored: bool,
     created: i64,
     model: String,
     prompt: usize,
@@ -190,7 +199,7 @@ impl Shape {
             })
         });
         let mut body = json!({
-            "id": format!("resp_{}", self.turn), "object": "response", "created_at": self.created,
+            "id": format!("resp_{}{}", if self.stored { "" } else { "unstored_" }, self.turn), "object": "response", "created_at": self.created,
             "status": status.word(), "error": null, "incomplete_details": details,
             "instructions": null, "max_output_tokens": null, "model": self.model, "output": output,
             "parallel_tool_calls": true, "previous_response_id": null,
@@ -452,6 +461,8 @@ impl Wire for Items {
     }
 
     fn failed(&mut self, problem: &Problem, out: &mut Out) {
+        // What was said stays said.
+        self.close(out);
         let mut response = self.shape.response(Status::Failed, self.done.clone(), None);
         response["error"] = json!({"code": "server_error", "message": problem.message});
         self.send("response.failed", json!({"response": response}), out);

@@ -31,7 +31,18 @@ pub(crate) async fn dispatch(
         Err(problem) if matches!(route.does, Does::Messages | Does::CountTokens) => {
             problem.anthropic_response()
         }
-        Err(problem) => problem.into_response(),
+        Err(mut problem) => {
+            // What is called messages inside has another name on some routes.
+            let spelt = match route.does {
+                Does::Responses => Some("input"),
+                Does::Completions => Some("prompt"),
+                _ => None,
+            };
+            if let Some(spelt) = spelt.filter(|_| problem.param.as_deref() == Some("messages")) {
+                problem.param = Some(spelt.to_owned());
+            }
+            problem.into_response()
+        }
     };
     server.metrics.answered(route.path, response.status());
     response

@@ -1,8 +1,9 @@
 //! Answers of the control routes, as JSON.
 
 use chela_core::{
-    ExportRow, Message, PolicyView, Receipt, SampleState, Score, SessionRecord, StatusView,
-    TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionRecord, VersionState, Vote, VoteKind,
+    ExportRow, FinishReason, Message, PolicyView, Receipt, SampleState, Score, SessionRecord,
+    StatusView, TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionRecord, VersionState,
+    Vote, VoteKind,
 };
 use serde_json::{Map, Value, json};
 
@@ -16,6 +17,7 @@ pub(super) fn export_json(row: &ExportRow) -> Value {
         "versions": row.versions,
         "rewards": row.reward,
         "hints": row.hints,
+        "finish": row.finish.as_str(),
     })
 }
 
@@ -54,6 +56,10 @@ fn turn_state(story: &TurnStory) -> String {
     }
     if story.turn.kind == TurnKind::Side {
         return "side: never trained on".to_owned();
+    }
+    let finish = story.turn.finish;
+    if matches!(finish, FinishReason::Aborted | FinishReason::Failed) {
+        return format!("{}: never trained on", finish.as_str());
     }
     match story.samples.last().map(|(_, _, state)| state) {
         Some(SampleState::Pending) => return "pending".to_owned(),

@@ -243,6 +243,7 @@ impl ControlPlane for FakeControl {
             versions: vec![-1, 3],
             reward: Some(1.0),
             hints: vec![],
+            finish: FinishReason::End,
         }])
     }
 

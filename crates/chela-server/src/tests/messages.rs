@@ -121,7 +121,7 @@ async fn a_conversation_of_blocks_reads_as_one_of_messages() {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
     assert_eq!(
         api.prompt(),
-        "system\nBe brief.\nuser\n1+2?\nsystem\nThink.\nassistant\nadding\ntool\nbroken\nuser\nand now?\nassistant\n"
+        "system\nBe brief.\nuser\n1+2?\nsystem\nThink.\nassistant\nadding\ntool\nError: broken\nuser\nand now?\nassistant\n"
     );
     let asked = api.recorder.admitted.lock().unwrap();
     let messages = &asked.last().unwrap().conversation.messages;

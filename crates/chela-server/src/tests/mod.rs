@@ -1,6 +1,7 @@
 //! Tests of the API over fakes: shapes, order, refusals, and that a turn is kept before a client is told that it is over.
 
 mod access;
+mod cases;
 mod chat;
 mod control;
 mod edge;

@@ -104,7 +104,7 @@ async fn wrong_fields_are_named() {
         ),
         (
             json!({"response_format": {"type": "json_schema"}}),
-            "response_format.schema",
+            "response_format.json_schema.schema",
         ),
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}),

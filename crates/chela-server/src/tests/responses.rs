@@ -107,10 +107,10 @@ async fn items_of_one_answer_become_one_message_again() {
         .collect();
     assert_eq!(calls, ["c1", "c2"]);
     assert_eq!(
-        (messages[3].name.as_deref(), messages[3].content.as_str()),
+        (messages[4].name.as_deref(), messages[4].content.as_str()),
         (Some("sub"), "3")
     );
-    assert_eq!(messages[4].content, "4");
+    assert_eq!(messages[3].content, "4");
     assert_eq!(
         asked.conversation.tools[0].definition,
         r#"{"type":"function","function":{"name":"add","description":"adds","parameters":{"type":"object"}}}"#

@@ -45,7 +45,7 @@ impl Home<'_> {
     }
 }
 
-/// A value at a path.
+/// A value at a path; null takes it out.
 pub type Edit = (Vec<String>, Value);
 
 /// How a client is told.
@@ -260,6 +260,8 @@ fn claude_code(t: &Target) -> Vec<Edit> {
         variable("ANTHROPIC_MODEL", &t.model),
         variable("ANTHROPIC_SMALL_FAST_MODEL", &t.model),
         variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
+        // Beside the token it would be sent too, and it is another server's.
+        at(&["env", "ANTHROPIC_API_KEY"], Value::Null),
     ]
 }
 

@@ -41,7 +41,13 @@ impl Document {
             }
             Format::Toml => Self::Toml(text.parse().context("it is not TOML")?),
             Format::Lines(between) => {
-                Self::Lines(text.lines().map(str::to_owned).collect(), between)
+                let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+                if let Some(line) = lines.iter().find(|line| !is_simple(line, between)) {
+                    bail!(
+                        "it has the line {line:?}, and only lines of a plain key and its value are understood"
+                    );
+                }
+                Self::Lines(lines, between)
             }
         })
     }
@@ -69,7 +75,10 @@ impl Document {
             Self::Lines(lines, between) => {
                 let at = line_of(lines, path.first()?, between)?;
                 let (_, value) = lines[at].split_once(between.trim_end())?;
-                Some(Value::from(value.trim()))
+                let quoted = serde_json::from_str::<String>(value.trim()).ok();
+                Some(Value::from(
+                    quoted.unwrap_or_else(|| value.trim().to_owned()),
+                ))
             }
         }
     }
@@ -107,13 +116,29 @@ impl Document {
                 at.insert(last, Item::Value(to_toml(value)?));
             }
             Self::Lines(lines, between) => {
+                let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+".contains(c);
                 let text = match value {
-                    Value::String(text) => text.clone(),
+                    Value::String(text) if !text.is_empty() && text.chars().all(plain) => {
+                        text.clone()
+                    }
+                    // Both YAML and files of variables read such a text in JSON's quotes.
                     other => other.to_string(),
                 };
                 let line = format!("{last}{between}{text}");
-                match line_of(lines, last, between) {
-                    Some(at) => lines[at] = line,
+                let found = line_of(lines, last, between);
+                let more = found.and_then(|at| line_of(&lines[at + 1..], last, between));
+                if more.is_some() {
+                    bail!("{last} is in it twice");
+                }
+                match found {
+                    Some(at) => {
+                        let old = lines[at].split_once(between.trim_end());
+                        let old = old.map_or("", |(_, value)| value.trim_start());
+                        if old.starts_with(['|', '>', '&', '*']) || old.is_empty() {
+                            bail!("{last} in it is no value on one line");
+                        }
+                        lines[at] = line;
+                    }
                     None => lines.push(line),
                 }
             }
@@ -134,6 +159,22 @@ impl Document {
             }
         }
     }
+}
+
+/// Empty, a comment, indented below a key, or a plain key with its value.
+fn is_simple(line: &str, between: &str) -> bool {
+    let line = line.strip_prefix("export ").unwrap_or(line);
+    if line.trim().is_empty() || line.starts_with(['#', ' ', '\t']) {
+        return true;
+    }
+    let Some((key, _)) = line.split_once(between.trim_end()) else {
+        return false;
+    };
+    let key = key.trim_end();
+    !key.is_empty()
+        && key
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 fn line_of(lines: &[String], key: &str, between: &str) -> Option<usize> {
@@ -256,6 +297,12 @@ mod tests {
             document.text().unwrap(),
             "# comment\nmodel: b\nother: 1\nnew: c\n"
         );
+        document
+            .set(&path("new"), &json!("a: b # \n\"c\""))
+            .unwrap();
+        let said = document.text().unwrap();
+        assert!(said.ends_with("new: \"a: b # \\n\\\"c\\\"\"\n"), "{said}");
+        assert_eq!(document.get(&path("new")), Some(json!("a: b # \n\"c\"")));
         document.remove(&path("new"));
         document.set(&path("model"), &json!("a")).unwrap();
         assert_eq!(document.text().unwrap(), text);
@@ -266,5 +313,22 @@ mod tests {
         assert!(Document::parse(Format::Json, "{ // no\n}").is_err());
         assert!(Document::parse(Format::Json, "[]").is_err());
         assert!(Document::parse(Format::Toml, "a = ").is_err());
+        for yaml in [
+            "{model: x}",
+            "- a",
+            "a: [1\n]",
+            "\"model\": x",
+            "---",
+            "...",
+        ] {
+            assert!(
+                Document::parse(Format::Lines(": "), yaml).is_err(),
+                "{yaml}"
+            );
+        }
+        for yaml in ["model: |\n  a", "model: a\nmodel: b", "model:\n  - a"] {
+            let mut document = Document::parse(Format::Lines(": "), yaml).unwrap();
+            assert!(document.set(&path("model"), &json!("x")).is_err(), "{yaml}");
+        }
     }
 }

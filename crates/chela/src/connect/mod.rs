@@ -85,6 +85,16 @@ pub fn run(config: &Config, data_dir: &Path, args: &ConnectArgs, output: &Output
         ));
     }
     match &client.way {
+        Way::Variables(variables) if output.json => {
+            let all = variables(&target);
+            let all: serde_json::Map<String, Value> = all
+                .into_iter()
+                .map(|(k, v)| (k.to_owned(), json!(v)))
+                .collect();
+            output.plain(&json_line(
+                &json!({"client": client.name, "variables": all}),
+            ))
+        }
         Way::Variables(variables) => {
             for (name, value) in variables(&target) {
                 output.plain(&format!("export {name}={}", quoted(&value)))?;
@@ -208,7 +218,7 @@ fn changed(
     let old = read(path)?;
     let by_hand = || {
         let mut document = Document::parse(format, "")?;
-        for (at, value) in edits {
+        for (at, value) in edits.iter().filter(|(_, value)| !value.is_null()) {
             document.set(at, value)?;
         }
         document.text()
@@ -222,7 +232,10 @@ fn changed(
                 Some(change) => change.was.clone(),
                 None => document.get(at),
             };
-            document.set(at, value)?;
+            match value {
+                Value::Null => document.remove(at),
+                value => document.set(at, value)?,
+            }
             let (path, now) = (at.clone(), value.clone());
             changes.push(Change { path, was, now });
         }
@@ -287,7 +300,7 @@ fn restore(format: Format, done: &Done) -> Result<Vec<String>> {
     let mut left = Vec::new();
     for change in &done.changes {
         let standing = document.get(&change.path);
-        if standing.as_ref() != Some(&change.now) {
+        if standing.clone().unwrap_or_default() != change.now {
             if standing != change.was {
                 left.push(change.path.join("."));
             }
@@ -340,7 +353,7 @@ mod tests {
             let own = match format {
                 Format::Json => "{\"theme\":   \"dark\"}",
                 Format::Toml => "# mine\ntheme = \"dark\"   # really\n",
-                Format::Lines(_) => "# mine\ntheme: dark\n",
+                Format::Lines(between) => &format!("# mine\ntheme{between}dark\n"),
             };
             file::write(&path, own).unwrap();
             let (text, done) = changed(*format, &path, &edits, None).unwrap();
