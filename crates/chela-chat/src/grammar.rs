@@ -105,9 +105,10 @@ impl Vocabulary {
                 })
             }
             Constraint::Regex(pattern) => TopLevelGrammar::from_regex(pattern),
+            // As one pattern: rules for thousands of texts are more than a parser follows at once.
             Constraint::Choice(texts) => {
-                let texts: Vec<String> = texts.iter().map(|t| literal(t)).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+                let texts: Vec<String> = texts.iter().map(|t| regex::escape(t)).collect();
+                TopLevelGrammar::from_regex(&format!("({})", texts.join("|")))
             }
             Constraint::Calls { tool, many } => {
                 let offered = tools.iter().enumerate();

@@ -74,7 +74,8 @@ fn row(line: &[&TurnStory], credit: &HashMap<TurnId, f32>) -> ExportRow {
     for turn in line.iter().map(|s| &s.turn).filter(whole) {
         let begin = turn.prompt.len();
         for (i, logprob) in turn.reply.behavior_logprobs().iter().enumerate() {
-            out.loss_mask[begin + i] = true;
+            // A token that a form left no choice about is nothing to learn from either.
+            out.loss_mask[begin + i] = !turn.reply.forced().get(i).copied().unwrap_or(false);
             out.logprobs[begin + i] = *logprob;
             out.versions[begin + i] = i64::try_from(turn.version.number).unwrap_or(i64::MAX);
         }

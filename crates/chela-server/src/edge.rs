@@ -2,6 +2,7 @@
 
 use crate::{
     problem::Problem,
+    routes::drain,
     server::{Phase, Server},
 };
 use axum::{
@@ -37,6 +38,7 @@ pub(crate) async fn check(
         let message = format!(
             "this server does not answer to the host {named:?}; add its name to server.bound_names if it should"
         );
+        drain(request.into_body()).await;
         return Problem::new(StatusCode::MISDIRECTED_REQUEST, message).into_response();
     }
     let origin = request.headers().get(header::ORIGIN).cloned();
@@ -45,6 +47,7 @@ pub(crate) async fn check(
         Some(o) if is_listed(o, &config.cors_origins) => Some(o.clone()),
         Some(o) if is_same(o, host.as_deref()) => None,
         Some(_) => {
+            drain(request.into_body()).await;
             let message = "pages of this origin may not call; list it in server.cors_origins";
             return Problem::new(StatusCode::FORBIDDEN, message)
                 .code("foreign_origin")
@@ -55,6 +58,7 @@ pub(crate) async fn check(
     let mut response = if preflight {
         answer_preflight(request.headers())
     } else if server.phase() >= Phase::Draining && !is_probe(request.uri().path()) {
+        drain(request.into_body()).await;
         Problem::unavailable("the server is shutting down", 5).into_response()
     } else {
         next.run(request).await

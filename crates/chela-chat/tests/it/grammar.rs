@@ -205,6 +205,12 @@ fn texts_and_patterns() {
     let chat = plain();
     let none = Conversation::default();
     let choice = Constraint::Choice(vec!["yes\n".to_owned(), "\"no\"".to_owned()]);
+    let many = Constraint::Choice((0..5000).map(|n| format!("option {n}.")).collect());
+    let text = chat.decode(&draw(&chat, &many, &none, 1, ""));
+    assert!(
+        text.starts_with("option ") && text.ends_with('.'),
+        "{text:?}"
+    );
     let pattern = Constraint::Regex("[a-c]{2}-(é|\\d)".to_owned());
     for seed in 0..10 {
         let text = chat.decode(&draw(&chat, &choice, &none, seed, ""));

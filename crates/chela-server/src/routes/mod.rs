@@ -101,8 +101,18 @@ async fn answer(
         return open::answer(route.does, &server, &parts.headers, &parts.uri);
     }
     let key = key(&parts.headers);
-    let caller = server.app.gatekeeper.identify(key.as_deref())?;
-    authorise(route.access, &caller, key.is_some())?;
+    let caller = server.app.gatekeeper.identify(key.as_deref());
+    let caller = caller.map_err(Problem::from).and_then(|caller| {
+        authorise(route.access, &caller, key.is_some())?;
+        Ok(caller)
+    });
+    let caller = match caller {
+        Ok(caller) => caller,
+        Err(problem) => {
+            drain(body).await;
+            return Err(problem);
+        }
+    };
     let body = match route.method {
         "POST" => read(&server, &parts.headers, body).await?,
         _ => Vec::new(),
@@ -139,6 +149,13 @@ async fn answer(
         Does::Withdraw => reply::withdraw(&server, &caller, &last_segment(&parts.uri)).await,
         _ => control::answer(route.does, &server, &caller, (&parts.uri, &body)).await,
     }
+}
+
+/// Reads what a refused request still sends: a connection with an unread body is closed, and the client's next request on it lost.
+pub(crate) async fn drain(body: Body) {
+    const MOST: usize = 1 << 20;
+    // Too much of it, or a client that left: then it is closed.
+    let _ = to_bytes(body, MOST).await;
 }
 
 /// The body of a POST. An empty one needs no content type.
