@@ -2,7 +2,7 @@
 
 use chela_core::{Turn, TurnId};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -12,6 +12,8 @@ const MOST_BYTES: usize = 64 << 20;
 #[derive(Default)]
 struct Inner {
     turns: HashMap<TurnId, (u64, usize, Arc<Turn>)>,
+    /// By when they were used last.
+    order: BTreeMap<u64, TurnId>,
     bytes: usize,
     clock: u64,
     generation: u64,
@@ -38,8 +40,11 @@ impl TurnCache {
         inner.clock += 1;
         let clock = inner.clock;
         let (used, _, turn) = inner.turns.get_mut(&id)?;
-        *used = clock;
-        Some(turn.clone())
+        let before = std::mem::replace(used, clock);
+        let turn = turn.clone();
+        inner.order.remove(&before);
+        inner.order.insert(clock, id);
+        Some(turn)
     }
 
     pub fn put(&self, generation: u64, turn: Arc<Turn>) {
@@ -51,15 +56,17 @@ impl TurnCache {
         inner.clock += 1;
         let clock = inner.clock;
         inner.bytes += size;
-        if let Some((_, old, _)) = inner.turns.insert(turn.id, (clock, size, turn)) {
+        let id = turn.id;
+        if let Some((used, old, _)) = inner.turns.insert(id, (clock, size, turn)) {
             inner.bytes -= old;
+            inner.order.remove(&used);
         }
+        inner.order.insert(clock, id);
         while inner.turns.len() > MOST_TURNS || inner.bytes > MOST_BYTES {
-            let oldest = inner.turns.iter().min_by_key(|(_, (used, _, _))| *used);
-            let Some(id) = oldest.map(|(id, _)| *id) else {
+            let Some((_, oldest)) = inner.order.pop_first() else {
                 break;
             };
-            if let Some((_, size, _)) = inner.turns.remove(&id) {
+            if let Some((_, size, _)) = inner.turns.remove(&oldest) {
                 inner.bytes -= size;
             }
         }
@@ -69,6 +76,7 @@ impl TurnCache {
     pub fn clear(&self) {
         let mut inner = self.lock();
         inner.turns.clear();
+        inner.order.clear();
         inner.bytes = 0;
         inner.generation += 1;
     }
