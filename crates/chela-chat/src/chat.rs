@@ -322,10 +322,7 @@ impl Chat {
 
     /// Text of ids, control tokens left out.
     pub fn decode(&self, ids: &[TokenId]) -> String {
-        let mut decoder = self.decoder();
-        let mut text: String = ids.iter().map(|id| decoder.push(*id)).collect();
-        text += &decoder.finish();
-        text
+        self.bytes.text(ids)
     }
 
     /// Raw bytes of one token; none of a control token.

@@ -44,6 +44,19 @@ impl Bytes {
         self.tokens.len()
     }
 
+    /// The text of these tokens: what a [`TextDecoder`] says in all.
+    pub fn text(&self, ids: &[TokenId]) -> String {
+        let mut all = Vec::with_capacity(ids.len() * 4);
+        for id in ids {
+            all.extend_from_slice(self.of(*id));
+        }
+        if self.opening_space && all.first() == Some(&b' ') {
+            all.remove(0);
+        }
+        String::from_utf8(all)
+            .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+    }
+
     /// Of one token; empty for control tokens and ids that do not exist.
     pub fn of(&self, id: TokenId) -> &[u8] {
         self.tokens.get(id as usize).map_or(&[], Vec::as_slice)
@@ -224,7 +237,9 @@ mod tests {
             let mut d = decoder(&tokens);
             let mut text: String = (0..tokens.len() as u32).map(|id| d.push(id)).collect();
             text += &d.finish();
-            prop_assert_eq!(text, String::from_utf8_lossy(&bytes));
+            prop_assert_eq!(&text, &String::from_utf8_lossy(&bytes));
+            let ids: Vec<TokenId> = (0..tokens.len() as u32).collect();
+            prop_assert_eq!(d.bytes.text(&ids), text);
         }
     }
 }

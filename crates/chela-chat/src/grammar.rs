@@ -20,6 +20,8 @@ use std::{collections::BTreeMap, sync::Arc};
 const THINK: (&str, &str) = ("<think>", "</think>");
 /// Line ends between a thought and the reply.
 const MOST_LINES: usize = 2;
+/// Tools that a call may be forced among.
+const MOST_TOOLS: usize = 512;
 
 /// A model's tokens as grammars know them.
 pub struct Vocabulary {
@@ -57,6 +59,9 @@ impl Vocabulary {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&env).map_err(failed)?;
         factory.quiet();
+        // Schemas of thousands of alternatives are lawful; at 20,000 items a millisecond a token still takes little.
+        factory.limits_mut().max_items_in_row = 20_000;
+        factory.limits_mut().step_max_items = 400_000;
         let named = |text: &str| {
             let control = controls.iter().find(|(_, t)| *t == text).map(|(id, _)| *id);
             control.or_else(|| {
@@ -115,16 +120,26 @@ impl Vocabulary {
                 let meant: Vec<(usize, &Tool)> = offered
                     .filter(|(_, t)| tool.as_ref().is_none_or(|name| *name == t.name))
                     .collect();
-                // Which tool's schema is at fault when one is.
                 let lark = |tools: &[(usize, &Tool)], many| {
                     let calls = self.calls(tools, many, format)?;
                     Ok(TopLevelGrammar::from_lark(format!("start: calls\n{calls}")))
                 };
-                for one in &meant {
-                    let alone = lark(&[*one], false)?;
-                    self.compile(alone).map_err(refused(Some(one.0)))?;
+                if meant.len() > MOST_TOOLS {
+                    let error = format!(
+                        "a call cannot be forced among {} tools; name one of them",
+                        meant.len()
+                    );
+                    return Err(ChatError::Grammar { tool: None, error });
                 }
-                lark(&meant, *many)?
+                let all = lark(&meant, *many)?;
+                if self.compile(all.clone()).is_err() {
+                    // Which tool's schema is at fault.
+                    for one in &meant {
+                        let alone = lark(&[*one], false)?;
+                        self.compile(alone).map_err(refused(Some(one.0)))?;
+                    }
+                }
+                all
             }
         };
         let matcher = self.compile(top).map_err(refused(None))?;

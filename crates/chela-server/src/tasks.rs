@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, RuntimeFlavor},
     sync::{oneshot, watch},
 };
 
@@ -39,6 +39,20 @@ impl Counter {
 impl Drop for Busy {
     fn drop(&mut self) {
         self.0.send_modify(|n| *n = n.saturating_sub(1));
+    }
+}
+
+/// Bytes from which on reading a request takes long enough to be noticed by others.
+const LARGE: usize = 64 << 10;
+
+/// Does work that takes long for large inputs where it holds nobody up: other requests go on meanwhile on other threads.
+pub(crate) fn aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    let several = Handle::try_current()
+        .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if bytes >= LARGE && several {
+        tokio::task::block_in_place(work)
+    } else {
+        work()
     }
 }
 

@@ -211,6 +211,16 @@ fn texts_and_patterns() {
         text.starts_with("option ") && text.ends_with('.'),
         "{text:?}"
     );
+    let one = |n: usize| {
+        let key = format!("k{n}");
+        json!({"type": "object", "properties": {key.as_str(): {"type": "null"}}, "required": [key], "additionalProperties": false})
+    };
+    let any = schema(&json!({"anyOf": (0..3000).map(one).collect::<Vec<_>>()}));
+    let text = chat.decode(&draw(&chat, &any, &none, 3, ""));
+    assert!(
+        text.starts_with("{\"k") && text.ends_with(": null}"),
+        "{text:?}"
+    );
     let pattern = Constraint::Regex("[a-c]{2}-(é|\\d)".to_owned());
     for seed in 0..10 {
         let text = chat.decode(&draw(&chat, &choice, &none, seed, ""));

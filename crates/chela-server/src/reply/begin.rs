@@ -7,6 +7,7 @@ use crate::{
     convert::{Asked, of_chat},
     problem::Problem,
     server::Server,
+    tasks::aside,
     wire::invalid,
 };
 use axum::http::HeaderMap;
@@ -72,7 +73,12 @@ pub(super) async fn begin(
     let app = &server.app;
     let constraint = asked.request.sampling.constraint.as_ref();
     let grammar = constraint
-        .map(|c| app.chat.grammar(c, &asked.request.conversation))
+        // Compiling takes long whatever the size.
+        .map(|c| {
+            aside(usize::MAX, || {
+                app.chat.grammar(c, &asked.request.conversation)
+            })
+        })
         .transpose()
         .map_err(|e| match e {
             ChatError::Grammar { tool: None, error } => invalid(asked.form_field, error),
@@ -84,10 +90,9 @@ pub(super) async fn begin(
         .await
         .map_err(Problem::of_model)?;
     let reuse = admission.reuse.as_ref().map_err(String::as_str);
-    let rendered = app
-        .chat
-        .render(&asked.request.conversation, reuse)
-        .map_err(of_chat)?;
+    let conversation = &asked.request.conversation;
+    let size: usize = conversation.messages.iter().map(|m| m.content.len()).sum();
+    let rendered = aside(size, || app.chat.render(conversation, reuse)).map_err(of_chat)?;
     let room = room(server, rendered.tokens.len())?;
     let sampling = &asked.request.sampling;
     let offered: Arc<[Tool]> = asked.request.conversation.tools.as_slice().into();

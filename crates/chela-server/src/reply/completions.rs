@@ -12,6 +12,7 @@ use crate::{
     convert::{TextAsked, of_chat},
     problem::{Problem, json_response},
     server::{Server, unix_seconds},
+    tasks::aside,
     wire::PromptText,
 };
 use axum::{http::StatusCode, response::Response};
@@ -73,8 +74,11 @@ async fn read(
 ) -> Result<Read, Problem> {
     let chat = &server.app.chat;
     let (tokens, shown) = match text {
-        PromptText::Text(text) => (chat.encode(text).map_err(of_chat)?, text.clone()),
-        PromptText::Ids(ids) => (ids.clone(), chat.decode(ids)),
+        PromptText::Text(text) => {
+            let tokens = aside(text.len(), || chat.encode(text)).map_err(of_chat)?;
+            (tokens, Some(text.clone()))
+        }
+        PromptText::Ids(ids) => (ids.clone(), asked.echo.then(|| chat.decode(ids))),
     };
     if asked.sampling.max_tokens != Some(0) {
         room(server, tokens.len())?;
@@ -107,7 +111,7 @@ async fn read(
     };
     Ok(Read {
         tokens,
-        echo: asked.echo.then_some(shown),
+        echo: shown.filter(|_| asked.echo),
         scored,
     })
 }

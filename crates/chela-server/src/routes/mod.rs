@@ -10,6 +10,7 @@ use crate::{
     problem::Problem,
     reply,
     server::{Phase, Server},
+    tasks::aside,
 };
 use axum::{
     body::{Body, to_bytes},
@@ -120,28 +121,35 @@ async fn answer(
     match route.does {
         Does::ChatCompletions => {
             let vocabulary = server.app.engine.info().vocabulary;
-            let asked = convert::chat(&parts.headers, &body, vocabulary)?;
+            let asked = aside(body.len(), || {
+                convert::chat(&parts.headers, &body, vocabulary)
+            })?;
             known_model(&server, &asked.request.model)?;
             reply::chat(server, caller, asked).await
         }
         Does::Completions => {
-            let asked = convert::text(&body, server.app.engine.info().vocabulary)?;
+            let vocabulary = server.app.engine.info().vocabulary;
+            let asked = aside(body.len(), || convert::text(&body, vocabulary))?;
             known_model(&server, &asked.model)?;
             reply::completions(server, caller, asked).await
         }
         Does::Messages | Does::CountTokens => {
             let vocabulary = server.app.engine.info().vocabulary;
             let count = route.does == Does::CountTokens;
-            let asked = convert::anthropic(&parts.headers, &body, (vocabulary, count))?;
+            let asked = aside(body.len(), || {
+                convert::anthropic(&parts.headers, &body, (vocabulary, count))
+            })?;
             known_model(&server, &asked.request.model)?;
             if count {
-                return reply::count_tokens(&server, &asked);
+                return aside(body.len(), || reply::count_tokens(&server, &asked));
             }
             reply::messages(server, caller, asked).await
         }
         Does::Responses => {
             let vocabulary = server.app.engine.info().vocabulary;
-            let request = convert::responses(&parts.headers, &body, vocabulary)?;
+            let request = aside(body.len(), || {
+                convert::responses(&parts.headers, &body, vocabulary)
+            })?;
             known_model(&server, &request.asked.request.model)?;
             reply::responses(server, caller, request).await
         }
