@@ -83,12 +83,12 @@ impl Client {
         match self.kind {
             Kind::Ids => {
                 let ids: Vec<u64> = (0..250).map(|_| 100 + self.words.next() % 20_000).collect();
-                let body = json!({"model": "", "prompt": ids, "max_tokens": 2});
+                let body = json!({"model": "m", "prompt": ids, "max_tokens": 2});
                 post("/v1/completions", None, &body.to_string())
             }
             Kind::New => {
                 let text = self.words.text(1000);
-                let body = json!({"model": "", "max_tokens": 8, "messages": [{"role": "user", "content": text}]});
+                let body = json!({"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": text}]});
                 self.session += 1;
                 let id = format!("n{}-{}", self.number, self.session);
                 post("/v1/chat/completions", Some(&id), &body.to_string())
@@ -111,7 +111,7 @@ impl Client {
                     let text = self.words.text(150);
                     self.messages.push(json!({"role": "user", "content": text}));
                 }
-                let body = json!({"model": "", "max_tokens": 8, "messages": self.messages});
+                let body = json!({"model": "m", "max_tokens": 8, "messages": self.messages});
                 let id = format!("c{}-{}", self.number, self.session);
                 post("/v1/chat/completions", Some(&id), &body.to_string())
             }
@@ -186,9 +186,12 @@ pub async fn open(
             let mut due = begun + gap.mul_f64(number as f64 / CONNECTIONS as f64);
             while due < begun + time {
                 let request = client.request();
+                // A timer that fires late is not the server's doing; a connection that is still busy when a request is due is.
+                let late = Instant::now() > due;
                 tokio::time::sleep_until(due.into()).await;
+                let begun = if late { due } else { Instant::now() };
                 let answer = connection.ask(&request).await?;
-                taken.push(due.elapsed());
+                taken.push(begun.elapsed());
                 client.answered(&answer)?;
                 due += gap;
             }

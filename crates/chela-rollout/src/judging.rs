@@ -20,6 +20,8 @@ use tokio::time::Instant;
 
 /// Calls of one judge on one turn before it counts as down: one and two retries.
 const TRIES: u32 = 3;
+/// From an announcement to a look.
+const GATHER: Duration = Duration::from_millis(10);
 /// Longest pause of a turn whose judge is down.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
@@ -64,7 +66,8 @@ impl Rollout {
             tokio::select! {
                 () = &mut shutdown => return,
                 _ = tick.tick() => self.look_after().await,
-                () = self.wake.notified() => {}
+                // What was announced is on its way to the disk, and more may come at once.
+                () = self.wake.notified() => tokio::time::sleep(GATHER).await,
                 Some(done) = running.next(), if !running.is_empty() => self.finish(&mut work, done),
             }
         }

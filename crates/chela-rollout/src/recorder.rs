@@ -11,8 +11,8 @@ use crate::{
 };
 use chela_core::{
     Admission, BoxFuture, Caller, ChatRequest, Completion, DeclaredKind, Event, NextState,
-    PolicyVersion, Recorder, Refusal, ReusablePrefix, Segment, SessionId, SessionRecord, Turn,
-    TurnId, TurnKind, TurnMark, TurnStory,
+    PolicyVersion, Recorder, Refusal, ReusablePrefix, Segment, SessionId, SessionRecord,
+    StoreError, Turn, TurnId, TurnKind, TurnMark, TurnStory,
 };
 
 const NO_PARENT: &str = "first turn";
@@ -86,6 +86,7 @@ impl Rollout {
         if admission.private {
             return Ok(admission);
         }
+        self.store.health().map_err(StoreError::Dead)?;
         let session = self.live.get(&caller.profile, &admission.session)?;
         let _gate = session.gate.lock().await;
         let around = Surroundings {
@@ -106,8 +107,7 @@ impl Rollout {
         if let Some(parent) = parent
             && admission.kind == TurnKind::Main
         {
-            self.append_next(&session, parent, request, &outline)
-                .await?;
+            self.append_next(&session, parent, request, &outline);
         }
         Ok(admission)
     }
@@ -221,14 +221,15 @@ impl Rollout {
         }))
     }
 
-    /// What followed the parent is durable before the request is answered.
-    async fn append_next(
+    /// What followed the parent is written now and durable before the request is answered: sealing waits for it, so that one sync does
+    /// for both.
+    fn append_next(
         &self,
         session: &LiveSession,
         parent: Parent,
         request: &ChatRequest,
         outline: &Outline,
-    ) -> Result<(), Refusal> {
+    ) {
         let begin = outline.places[parent.answer_at] + 1;
         let (turn, messages) = session.with_turns(|turns| {
             let turn = follow::addressee(turns, parent.id);
@@ -240,20 +241,17 @@ impl Rollout {
             )
         });
         if messages.is_empty() {
-            return Ok(());
+            return;
         }
         let keys: Vec<_> = messages.iter().map(normal::key).collect();
         let next = NextState { messages };
-        self.store
-            .append(vec![Event::NextState {
-                turn,
-                next,
-                at: self.now(),
-            }])
-            .await?;
+        session.follows(self.store.append(vec![Event::NextState {
+            turn,
+            next,
+            at: self.now(),
+        }]));
         session.followed(turn, keys.into_iter());
         self.wake.notify_one();
-        Ok(())
     }
 
     async fn sealed(
@@ -302,7 +300,16 @@ impl Rollout {
             turn: *t,
             mark: TurnMark::Superseded,
         }));
-        self.store.append(events).await?;
+        let kept = self.store.append(events);
+        for write in session.pending() {
+            if let Err(error) = write.await {
+                // What is known of the session in memory is more than what is stored.
+                self.live.remove(&admission.profile, &admission.session);
+                return Err(error.into());
+            }
+        }
+        kept.await?;
+        self.wake.notify_one();
         session.reopened();
         session.add(known, tokens, &superseded);
         if request.hints.session_done && self.all_sealed(&session, admission) {

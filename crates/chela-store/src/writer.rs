@@ -190,9 +190,11 @@ impl Writer {
     /// Runs the tasks in one transaction of SQLite, a savepoint around each, and syncs once.
     fn transact(&self, tasks: &mut [Box<dyn Task>]) -> Result<Group, Blame> {
         let sql = |sql: &str| {
-            self.conn
-                .execute_batch(sql)
-                .map_err(|e| Fail::from(e).blame())
+            let done = self
+                .conn
+                .prepare_cached(sql)
+                .and_then(|mut s| s.execute([]));
+            done.map(drop).map_err(|e| Fail::from(e).blame())
         };
         sql("BEGIN IMMEDIATE")?;
         let mut group = Group {

@@ -1,7 +1,7 @@
 //! The sessions in which something happened lately, in memory: filled from the store when asked for, bounded.
 
 use crate::session::follow::Known;
-use chela_core::{Profile, SessionId, StoreError, TokenId, TrajectoryStore, TurnId};
+use chela_core::{BoxFuture, Profile, SessionId, StoreError, TokenId, TrajectoryStore, TurnId};
 use std::{
     collections::{HashMap, HashSet},
     sync::{
@@ -27,8 +27,13 @@ pub struct LiveSession {
     keyed: bool,
     /// It is over, as far as the store says.
     ended: AtomicBool,
+    /// What follows its turns and is on its way to the disk.
+    writes: Mutex<Vec<Write>>,
     state: Mutex<State>,
 }
+
+/// A write that was asked for.
+type Write = BoxFuture<'static, Result<(), StoreError>>;
 
 #[derive(Default)]
 struct State {
@@ -56,6 +61,16 @@ impl LiveSession {
     /// It goes on.
     pub fn reopened(&self) {
         self.ended.store(false, Ordering::Release);
+    }
+
+    /// Notes a write that is under way.
+    pub fn follows(&self, write: Write) {
+        locked(&self.writes).push(write);
+    }
+
+    /// Writes that nobody waited for yet.
+    pub fn pending(&self) -> Vec<Write> {
+        std::mem::take(&mut *locked(&self.writes))
     }
 
     /// Adds a sealed turn and marks those it replaces.
