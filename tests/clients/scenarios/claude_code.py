@@ -52,7 +52,7 @@ def scenario(case):
                 main("claude-code", 2, True),
                 # It asks for the summary without our last answer: the newest that stands in the request is the call before.
                 side("claude-code: compaction", 2),
-                main("claude-code"),
+                main("claude-code", 3, False),
             ],
             [side("claude-code: sub-agent")],
         ]
