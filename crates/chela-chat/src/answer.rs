@@ -131,6 +131,11 @@ impl AnswerParser {
         self.read(&text, false)
     }
 
+    /// What is read now is a thought.
+    pub fn thinking(&self) -> bool {
+        self.place == Place::Thinking
+    }
+
     /// The stop string that ended the text.
     pub fn stop(&self) -> Option<&str> {
         self.stop.stop()

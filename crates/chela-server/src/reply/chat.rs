@@ -71,7 +71,7 @@ async fn whole(mut replies: Replies, head: Head) -> Result<Response, Problem> {
     let mut body = head.object("chat.completion");
     body["choices"] = Value::Array(choices);
     let prompt = head.record.rendered.tokens.len();
-    body["usage"] = usage(prompt, replies.sampled(), replies.cached());
+    body["usage"] = usage(prompt, sse::Counts::of(&replies));
     let mut response = json_response(StatusCode::OK, &body);
     response.headers_mut().extend(head.marks());
     Ok(response)
@@ -205,7 +205,7 @@ impl Wire for Chunks {
             let mut chunk = self.head.object("chat.completion.chunk");
             chunk["choices"] = json!([]);
             let prompt = self.head.record.rendered.tokens.len();
-            chunk["usage"] = usage(prompt, counts.sampled, counts.cached);
+            chunk["usage"] = usage(prompt, counts);
             out.data(&chunk);
         }
         out.done();

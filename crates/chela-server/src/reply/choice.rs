@@ -60,6 +60,13 @@ impl Follow {
         }
     }
 
+    fn thinking(&self) -> bool {
+        match self {
+            Self::Answer(parser) => parser.thinking(),
+            Self::Plain(_) => false,
+        }
+    }
+
     /// The stop string that ended the text.
     fn stop(&self) -> Option<&str> {
         match self {
@@ -134,6 +141,8 @@ struct Choice {
     state: State,
     cached: usize,
     sampled: usize,
+    /// Of these, thoughts and their tags.
+    reasoned: usize,
     /// From the request's beginning to the first token.
     first: Option<Duration>,
     /// Not yet reported.
@@ -189,7 +198,9 @@ impl Choice {
         self.sampled += 1;
         self.first
             .get_or_insert_with(|| self.exchange.begun.elapsed());
+        let thought = self.follow.thinking();
         let mut deltas = self.follow.push(token.id);
+        self.reasoned += usize::from(thought || self.follow.thinking());
         if self.exchange.logprobs {
             self.tokens.push(token);
         }
@@ -345,6 +356,7 @@ impl Replies {
                 state: State::Sampling(sampling),
                 cached: 0,
                 sampled: 0,
+                reasoned: 0,
                 first: None,
                 tokens: Vec::new(),
             });
@@ -426,6 +438,11 @@ impl Replies {
     /// Tokens sampled so far, of all choices.
     pub(crate) fn sampled(&self) -> usize {
         self.choices.iter().map(|c| c.sampled).sum()
+    }
+
+    /// Of these, thoughts.
+    pub(crate) fn reasoned(&self) -> usize {
+        self.choices.iter().map(|c| c.reasoned).sum()
     }
 
     /// Prompt tokens that came from the cache.

@@ -163,7 +163,7 @@ impl Text {
 
     fn usage(&self, counts: Counts) -> Value {
         let prompt = self.prompts.iter().map(|p| p.tokens.len()).sum();
-        usage(prompt, counts.sampled, counts.cached)
+        usage(prompt, counts)
     }
 }
 

@@ -86,11 +86,12 @@ fn finish_word(finish: FinishReason, message: &Message) -> &'static str {
     }
 }
 
-fn usage(prompt: usize, completion: usize, cached: usize) -> Value {
+fn usage(prompt: usize, counts: sse::Counts) -> Value {
     json!({
-        "prompt_tokens": prompt, "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens": prompt, "completion_tokens": counts.sampled,
+        "total_tokens": prompt + counts.sampled,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoned},
     })
 }
 

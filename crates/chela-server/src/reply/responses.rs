@@ -109,7 +109,7 @@ pub(crate) fn given(server: &Server, caller: &Caller, id: &str) -> Result<Respon
     };
     let counts = Counts {
         sampled: turn.reply.len(),
-        cached: 0,
+        ..Counts::default()
     };
     let status = match turn.finish {
         FinishReason::Failed => Status::Failed,
@@ -194,7 +194,7 @@ impl Shape {
                 "input_tokens": self.prompt,
                 "input_tokens_details": {"cached_tokens": counts.cached},
                 "output_tokens": counts.sampled,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": counts.reasoned},
                 "total_tokens": self.prompt + counts.sampled,
             })
         });

@@ -38,6 +38,8 @@ impl Out {
 pub(super) struct Counts {
     /// Sampled so far.
     pub(super) sampled: usize,
+    /// Of these, thoughts.
+    pub(super) reasoned: usize,
     /// Of the prompt, from the cache.
     pub(super) cached: usize,
 }
@@ -47,6 +49,7 @@ impl Counts {
     pub(super) fn of(replies: &Replies) -> Self {
         Self {
             sampled: replies.sampled(),
+            reasoned: replies.reasoned(),
             cached: replies.cached(),
         }
     }

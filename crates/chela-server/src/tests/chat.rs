@@ -96,6 +96,13 @@ async fn limits_and_temperatures_reach_the_engine() {
 #[tokio::test]
 async fn length_stop_and_thinking() {
     let api = api();
+    let thought = "<think>\nhm\n</think>";
+    api.reply(&format!("{thought}ok"));
+    let usage = api.chat(ask(json!({}))).await.json()["usage"].clone();
+    let details = &usage["completion_tokens_details"];
+    // One token a byte here; the end is the third after the thought.
+    assert_eq!(details["reasoning_tokens"], thought.len() - "<think".len());
+    assert_eq!(usage["completion_tokens"], thought.len() + 3);
     api.reply("abcdef");
     let body = api.chat(ask(json!({"max_tokens": 3}))).await.json();
     assert_eq!(body["choices"][0]["finish_reason"], "length");
