@@ -53,5 +53,5 @@ for (const [status, body, line] of REFUSALS) {
 test("a server that is not there is named", async () => {
   const nobody = { url: "http://127.0.0.1:9/v1", key: undefined };
   assert.match(await feedback(nobody, "u", "up", ""), /^Not noted\. Chela does not answer at http:\/\/127\.0\.0\.1:9\/v1 \(.+\)\. Is `chela serve` running/);
-  assert.match((await end(nobody, "u", "m")) ?? "", /does not answer/);
+  assert.match((await end(nobody, "u")) ?? "", /does not answer/);
 });

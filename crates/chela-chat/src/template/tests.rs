@@ -182,3 +182,18 @@ fn the_clock_is_injected() {
     assert_eq!(t.render(&prepared(&c), 1, true).unwrap(), "01 Mar 1970");
     assert!(render("{{ strftime_now('%Q') }}", &c).is_err());
 }
+
+proptest::proptest! {
+    /// A template that somebody put into a file may be anything: it is refused or rendered, and nothing breaks.
+    #[test]
+    fn any_template_is_refused_or_rendered(
+        source in "(\\{% (for m in messages|if m|endif|endfor|set x = m|macro f\\(\\)|endmacro|generation|endgeneration|break) %\\}|\\{\\{ (m.content|messages\\[0\\]|m.role \\| upper|x\\[-1:\\]|tools \\| tojson\\(indent=2\\)|raise_exception\\('no'\\)|strftime_now\\('%Y'\\)|1 // 0|'a' \\* 9) \\}\\}|[a-z界<|{}% ]){0,10}",
+    ) {
+        if let Ok(template) = Template::new(&source, Some("<s>"), None) {
+            let c = says(&[Message::user("u"), Message::assistant("a")]);
+            let prepared = Prepared::new(&c, &encoder()).unwrap();
+            // Either is fine.
+            let _ = template.render(&prepared, 2, true);
+        }
+    }
+}

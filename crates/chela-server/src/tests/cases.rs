@@ -449,3 +449,135 @@ async fn results_follow_their_calls_in_order_and_failures_are_seen() {
     let text = prompt_text(CHAT_PATH, &body).await;
     assert!(text.find("of f") < text.find("of g"));
 }
+
+/// What a stream of each API says in all: text, thoughts, calls, the reason and the tokens.
+fn streamed(path: &str, body: &str) -> Value {
+    let (mut text, mut thought, mut end) = (String::new(), String::new(), Value::Null);
+    let mut calls: Vec<(String, String)> = Vec::new();
+    let mut add = |into: &str, piece: &Value| match into {
+        "text" => text += piece.as_str().unwrap_or_default(),
+        _ => thought += piece.as_str().unwrap_or_default(),
+    };
+    if path == CHAT_PATH {
+        for frame in frames(body) {
+            let delta = &frame["choices"][0]["delta"];
+            add("text", &delta["content"]);
+            add("thought", &delta["reasoning_content"]);
+            for call in delta["tool_calls"].as_array().into_iter().flatten() {
+                let at = call["index"].as_u64().unwrap() as usize;
+                calls.resize(calls.len().max(at + 1), Default::default());
+                calls[at].0 += call["function"]["name"].as_str().unwrap_or_default();
+                calls[at].1 += call["function"]["arguments"].as_str().unwrap_or_default();
+            }
+            if !frame["choices"][0]["finish_reason"].is_null() {
+                end = frame["choices"][0]["finish_reason"].clone();
+            }
+        }
+    } else {
+        for event in named_events(body) {
+            match event["type"].as_str().unwrap() {
+                "content_block_start" if event["content_block"]["type"] == "tool_use" => {
+                    let name = event["content_block"]["name"].as_str().unwrap();
+                    calls.push((name.to_owned(), String::new()));
+                }
+                "content_block_delta" => {
+                    let delta = &event["delta"];
+                    add("text", &delta["text"]);
+                    add("thought", &delta["thinking"]);
+                    if let Some(piece) = delta["partial_json"].as_str() {
+                        calls.last_mut().unwrap().1 += piece;
+                    }
+                }
+                "message_delta" => end = event["delta"]["stop_reason"].clone(),
+                "response.output_text.delta" => add("text", &event["delta"]),
+                "response.reasoning_text.delta" => add("thought", &event["delta"]),
+                "response.output_item.done" if event["item"]["type"] == "function_call" => {
+                    let of = |name: &str| event["item"][name].as_str().unwrap().to_owned();
+                    calls.push((of("name"), of("arguments")));
+                }
+                "response.completed" | "response.incomplete" => {
+                    end = event["response"]["status"].clone()
+                }
+                _ => {}
+            }
+        }
+    }
+    json!([text, thought, calls, end])
+}
+
+/// The same of a whole answer.
+fn whole(path: &str, body: &Value) -> Value {
+    let (mut text, mut thought) = (String::new(), String::new());
+    let mut calls: Vec<(String, String)> = Vec::new();
+    let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    match path {
+        CHAT_PATH => {
+            let message = &body["choices"][0]["message"];
+            text += &of(&message["content"]);
+            thought += &of(&message["reasoning_content"]);
+            for call in message["tool_calls"].as_array().into_iter().flatten() {
+                calls.push((
+                    of(&call["function"]["name"]),
+                    of(&call["function"]["arguments"]),
+                ));
+            }
+            json!([text, thought, calls, body["choices"][0]["finish_reason"]])
+        }
+        MESSAGES_PATH => {
+            for block in body["content"].as_array().unwrap() {
+                text += &of(&block["text"]);
+                thought += &of(&block["thinking"]);
+                if block["type"] == "tool_use" {
+                    calls.push((of(&block["name"]), block["input"].to_string()));
+                }
+            }
+            json!([text, thought, calls, body["stop_reason"]])
+        }
+        _ => {
+            for item in body["output"].as_array().unwrap() {
+                match item["type"].as_str().unwrap() {
+                    "message" => text += &of(&item["content"][0]["text"]),
+                    "reasoning" => thought += &of(&item["content"][0]["text"]),
+                    _ => calls.push((of(&item["name"]), of(&item["arguments"]))),
+                }
+            }
+            json!([text, thought, calls, body["status"]])
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    /// A stream of any API says what the whole answer says, whatever the model writes.
+    #[test]
+    fn a_stream_says_what_the_whole_answer_says(
+        said in "(<think>\n?)?([a-c界🦀 \n]{1,4}|</think>\n{0,2}|<tool_call>|</tool_call>|\\{\"name\": \"add\", \"arguments\": \\{\"a\": 1\\}\\}|<function=add>|\"|<t){0,10}",
+        most in 1usize..60, tools in any::<bool>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let parameters = json!({"type": "object"});
+            for (path, mut body) in [
+                (CHAT_PATH, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": most,
+                    "tools": [{"type": "function", "function": {"name": "add", "parameters": parameters}}]})),
+                (MESSAGES_PATH, json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": most,
+                    "tools": [{"name": "add", "input_schema": parameters}]})),
+                (RESPONSES_PATH, json!({"input": "x", "max_output_tokens": most,
+                    "tools": [{"type": "function", "name": "add", "parameters": parameters}]})),
+            ] {
+                if !tools {
+                    body["tools"] = json!([]);
+                }
+                let api = rich();
+                api.reply(&said);
+                let answer = api.post(path, "chat", &body).await;
+                assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+                body["stream"] = json!(true);
+                api.reply(&said);
+                let stream = api.post(path, "chat", &body).await;
+                let (streamed, whole) = (streamed(path, &stream.body), whole(path, &answer.json()));
+                assert_eq!(streamed, whole, "{path} {said:?}\n{}", stream.body);
+            }
+        });
+    }
+}
