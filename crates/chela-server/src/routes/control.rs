@@ -87,7 +87,8 @@ async fn sessions(
         return Ok(json!({"sessions": all.iter().map(session_row).collect::<Vec<_>>()}));
     }
     if does == Does::EndNamed {
-        let path = uri.path().trim_end_matches("/end");
+        let path = uri.path();
+        let path = path.strip_suffix("/end").unwrap_or(path);
         let id = session_of(decoded(path.rsplit('/').next().unwrap_or_default()))?;
         control.end_named(caller, &id).await?;
         return Ok(json!({"id": id.as_str(), "ended": true}));

@@ -278,5 +278,8 @@ async fn a_session_is_ended_by_its_name() {
     let answer = api.post(path, "feedback", &json!({})).await;
     assert_eq!(answer.json(), json!({"id": "a/b:1", "ended": true}));
     assert_eq!(api.control.last(), "end a/b:1");
+    api.post("/v1/sessions/end/end", "feedback", &json!({}))
+        .await;
+    assert_eq!(api.control.last(), "end end");
     assert_eq!(api.post(path, "chat", &json!({})).await.status, 403);
 }
