@@ -42,7 +42,8 @@ pub enum AnswerDelta {
     },
 }
 
-const THINK: (&str, &str) = ("<think>", "</think>");
+/// What opens and closes a thought.
+pub const THINK: (&str, &str) = ("<think>", "</think>");
 
 /// Tags that a tokenizer has as control tokens, which have no text of their own.
 #[derive(Clone, Debug)]

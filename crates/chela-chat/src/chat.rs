@@ -231,17 +231,21 @@ impl Chat {
         Ok(&whole[asked.len() + at..])
     }
 
+    /// How a template writes a token: control tokens by their texts.
+    fn written(&self, id: TokenId) -> &[u8] {
+        match self.specials.get(&id) {
+            Some(text) => text.as_bytes(),
+            None => self.bytes.of(id),
+        }
+    }
+
     /// What follows the tokens where the text begins with the very text that they spell, and then ends the answer: most often, and
     /// then nothing else need be rendered.
     fn verbatim<'a>(&self, reuse: &ReusablePrefix, whole: &'a str) -> Option<&'a str> {
         let said = reuse.tokens.len().checked_sub(usize::from(reuse.ended))?;
         let mut rest = whole.as_bytes();
         for id in &reuse.tokens[..said] {
-            let bytes = match self.specials.get(id) {
-                Some(text) => text.as_bytes(),
-                None => self.bytes.of(*id),
-            };
-            rest = rest.strip_prefix(bytes)?;
+            rest = rest.strip_prefix(self.written(*id))?;
         }
         let rest = whole.get(whole.len() - rest.len()..)?;
         let mut ends = self.end_ids.iter().filter_map(|id| self.specials.get(id));
@@ -252,10 +256,7 @@ impl Chat {
     /// The tokens, less the end token when the last is one, are this text but for white space.
     fn spells(&self, tokens: &[TokenId], ended: bool, text: &str) -> bool {
         let tokens = &tokens[..tokens.len() - usize::from(ended).min(tokens.len())];
-        let said = tokens.iter().flat_map(|id| match self.specials.get(id) {
-            Some(text) => text.as_bytes(),
-            None => self.bytes.of(*id),
-        });
+        let said = tokens.iter().flat_map(|id| self.written(*id));
         let solid = |byte: &&u8| !byte.is_ascii_whitespace();
         said.filter(solid).eq(text.as_bytes().iter().filter(solid))
     }
@@ -265,10 +266,7 @@ impl Chat {
         let text = unguard(head);
         let mut rest = text.as_bytes();
         for id in tokens {
-            let bytes = match self.specials.get(id) {
-                Some(text) => text.as_bytes(),
-                None => self.bytes.of(*id),
-            };
+            let bytes = self.written(*id);
             let n = bytes.len().min(rest.len());
             if bytes[..n] != rest[..n] {
                 break;
@@ -342,8 +340,7 @@ impl Chat {
         conversation: &Conversation,
     ) -> Result<Grammar, ChatError> {
         let prepare = || {
-            let (size, ends) = (self.bytes.len(), &self.end_ids);
-            let made = Vocabulary::new(self.bytes.clone(), size, &self.specials, ends);
+            let made = Vocabulary::new(self.bytes.clone(), &self.specials, &self.end_ids);
             made.map(Arc::new)
         };
         let vocabulary = self.vocabulary_of_grammars.get_or_init(prepare);

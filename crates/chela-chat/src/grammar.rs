@@ -3,6 +3,7 @@
 //! The grammars are llguidance's; this says what to ask of it and follows a reply: thinking comes before the form and is free.
 
 use crate::{
+    answer::THINK,
     call::CallFormat,
     decode::{Bytes, TextDecoder},
     error::ChatError,
@@ -17,7 +18,6 @@ use llguidance::{
 use serde_json::{Value as Json, json};
 use std::{collections::BTreeMap, sync::Arc};
 
-const THINK: (&str, &str) = ("<think>", "</think>");
 /// Line ends between a thought and the reply.
 const MOST_LINES: usize = 2;
 /// Tools that a call may be forced among.
@@ -36,10 +36,9 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// `size`: one more than the highest id.
+    /// Prepares them.
     pub fn new(
         bytes: Arc<Bytes>,
-        size: usize,
         controls: &BTreeMap<TokenId, String>,
         end_ids: &[TokenId],
     ) -> Result<Self, ChatError> {
@@ -49,7 +48,7 @@ impl Vocabulary {
                 "grammars need an end token".to_owned(),
             ));
         };
-        let size = size.max(end as usize + 1);
+        let size = bytes.len().max(end as usize + 1);
         let word = |id: TokenId| match controls.get(&id) {
             Some(text) => [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat(),
             None => bytes.of(id).to_vec(),
@@ -131,22 +130,25 @@ impl Vocabulary {
                     );
                     return Err(ChatError::Grammar { tool: None, error });
                 }
-                let all = lark(&meant, *many)?;
-                if self.compile(all.clone()).is_err() {
+                let all = self.compile(lark(&meant, *many)?);
+                if all.is_err() {
                     // Which tool's schema is at fault.
                     for one in &meant {
                         let alone = lark(&[*one], false)?;
                         self.compile(alone).map_err(refused(Some(one.0)))?;
                     }
                 }
-                all
+                return Ok(self.kept(all.map_err(refused(None))?));
             }
         };
-        let matcher = self.compile(top).map_err(refused(None))?;
-        Ok(Grammar {
+        Ok(self.kept(self.compile(top).map_err(refused(None))?))
+    }
+
+    fn kept(self: &Arc<Self>, matcher: Matcher) -> Grammar {
+        Grammar {
             matcher,
             vocabulary: self.clone(),
-        })
+        }
     }
 
     fn compile(&self, top: TopLevelGrammar) -> anyhow::Result<Matcher> {

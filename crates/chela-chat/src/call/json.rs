@@ -37,10 +37,12 @@ pub fn opens_object(text: &str) -> bool {
 
 /// Reads calls that end with the reply.
 pub fn find_list(text: &str, last: bool) -> Found {
-    match (last, list(text, |_| true)) {
-        (false, _) => Found::More(0),
-        (true, Some(calls)) => Found::Calls(calls, text.len()),
-        (true, None) => Found::Text(text.len()),
+    if !last {
+        return Found::More(0);
+    }
+    match list(text, |_| true) {
+        Some(calls) => Found::Calls(calls, text.len()),
+        None => Found::Text(text.len()),
     }
 }
 
