@@ -15,6 +15,10 @@ CONTEXT = 131072
 LOCKS = pathlib.Path(__file__).resolve().parent.parent / "locks"
 
 
+class Absent(Exception):
+    """A client that is not here and that nothing installs."""
+
+
 def cache():
     root = os.environ.get("CHELA_TEST_CACHE") or pathlib.Path.home() / ".cache" / "chela-tests"
     root = pathlib.Path(root).resolve()

@@ -12,7 +12,8 @@ SYSTEM = re.compile(r"(Linux )\d+\.\d+[^\s;,()]*")
 # What tells requests apart although it may stand in the middle of a long text.
 MARKS = re.compile(
     r"<!-- openclaw:attempt:\w+|Runtime:[^\n]*sessionId=[^\n]*|<<<(?:BEGIN|END)_OPENCLAW_INTERNAL_CONTEXT>>>|SEARCH/REPLACE|one-line Git commit messages|"
-    r"\[Inter-session message\]|isUser=false|x-anthropic-billing-header:[^\n]{0,120}"
+    r"\[Inter-session message\]|isUser=false|x-anthropic-billing-header:[^\n]{0,120}|"
+    r"## CRITICAL: Tool Honesty\n|\[/Memory context\]\n\n|\[Heartbeat Task \| \w+\]"
 )
 
 

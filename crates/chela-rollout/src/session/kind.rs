@@ -68,6 +68,8 @@ const fn main(client: &'static str, signs: &'static [Sign]) -> Rule {
 use Sign::*;
 
 const CODEX_META: &str = "x-codex-turn-metadata";
+/// In every system prompt of ZeroClaw that comes with tools.
+const ZEROCLAW: Sign = SystemHolds("## CRITICAL: Tool Honesty\n");
 
 /// The first that holds decides. Side calls first: a main rule only names a client.
 const RULES: &[Rule] = &[
@@ -111,6 +113,7 @@ const RULES: &[Rule] = &[
         "heartbeat",
         &[HeaderIs("x-trigger", "heartbeat")],
     ),
+    side("zeroclaw", "cron", &[ZEROCLAW, LastUser("[cron:")]),
     side("openclaw", "cron", &[FirstUser("[cron:")]),
     side("openclaw", "cron", &[HeaderIs("x-trigger", "cron")]),
     side("openclaw", "sub-agent", &[FirstUser("[Subagent Context]")]),
@@ -183,7 +186,15 @@ const RULES: &[Rule] = &[
     side(
         "zeroclaw",
         "heartbeat",
-        &[NoTools, System("You are a heartbeat scheduler")],
+        &[ZEROCLAW, LastUserHolds("[Heartbeat Task | ")],
+    ),
+    side(
+        "zeroclaw",
+        "reply intent",
+        &[
+            NoTools,
+            LastUser("Decide whether the assistant should send any visible reply"),
+        ],
     ),
     side(
         "zeroclaw",
@@ -201,6 +212,7 @@ const RULES: &[Rule] = &[
     main("opencode", &[HeaderBegins("user-agent", "opencode/")]),
     main("claude-code", &[HeaderBegins("user-agent", "claude-cli/")]),
     main("aider", &[SystemHolds("SEARCH/REPLACE")]),
+    main("zeroclaw", &[ZEROCLAW]),
 ];
 
 /// What decides beside the request itself.
@@ -333,6 +345,9 @@ mod tests {
         let meta = r#"{"request_kind":"compaction","thread_source":"user"}"#;
         let sub = r#"{"request_kind":"turn","thread_source":"subagent"}"#;
         let say = |s: &str, u: &str| vec![Message::system(s), Message::user(u)];
+        let claw =
+            "## CRITICAL: No Tool Narration\n\nNever.\n\n## CRITICAL: Tool Honesty\n\n- Never.";
+        let claw_beat = "[Memory context]\n- fruit: kiwi\n[/Memory context]\n\n[2026-11-30 02:07:00 +00:00] [Heartbeat Task | decision] You are";
         let beat = "[Mon 2026-11-30 02:07 UTC] Follow the heartbeat monitor scratch context now";
         let cases = [
             (
@@ -369,8 +384,35 @@ mod tests {
                 "aider: commit message",
             ),
             (
-                request(say("You are a heartbeat scheduler.", "x"), 0, &[]),
+                request(say(claw, claw_beat), 44, &[]),
                 "zeroclaw: heartbeat",
+            ),
+            (
+                request(
+                    say(claw, "[2026-11-30 02:07:00 +00:00] [cron:1 x] do"),
+                    39,
+                    &[],
+                ),
+                "zeroclaw: cron",
+            ),
+            (
+                request(
+                    say(
+                        "## Your Task",
+                        "Decide whether the assistant should send any visible reply to",
+                    ),
+                    0,
+                    &[],
+                ),
+                "zeroclaw: reply intent",
+            ),
+            (
+                request(
+                    say("You are a memory consolidation engine. Given", "x"),
+                    0,
+                    &[],
+                ),
+                "zeroclaw: memory consolidation",
             ),
         ];
         for (request, reason) in cases {
@@ -425,6 +467,11 @@ mod tests {
         assert_eq!(
             kind(&known, strict),
             (TurnKind::Main, "opencode".to_owned())
+        );
+        let claw = Message::system("Think.\n\n## CRITICAL: Tool Honesty\n\n- Never.");
+        assert_eq!(
+            kind(&request(vec![claw, Message::user("hi")], 44, &[]), strict),
+            (TurnKind::Main, "zeroclaw".to_owned())
         );
         let keyed = Surroundings {
             session_key: true,

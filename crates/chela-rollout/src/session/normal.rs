@@ -37,6 +37,11 @@ const BILLING_LINE: &str = "x-anthropic-billing-header:";
 const RUNTIME_LINE: &str = "Runtime:";
 /// aider's reminder behind the last thing that was said.
 const EDIT_RULES: &str = "\n\n# *SEARCH/REPLACE block* Rules:";
+/// What ZeroClaw puts before the newest message and leaves out of it in later requests: how it begins and what ends it.
+const PREAMBLES: [(&str, &str); 2] = [
+    ("[Memory context]\n", "[/Memory context]\n\n"),
+    ("[turn-context] ", "\n\n\n\n"),
+];
 
 /// A message that stands in one request only and in no later one.
 pub fn is_passing(message: &Message) -> bool {
@@ -49,18 +54,17 @@ pub fn text(message: &Message) -> String {
     match message.role {
         Role::System => system_text(content),
         Role::User => {
-            let said = content
-                .split_once(EDIT_RULES)
-                .map_or(content, |(said, _)| said);
+            let said = without_preambles(content);
+            let said = said.split_once(EDIT_RULES).map_or(said, |(said, _)| said);
             without_runtime_line(said).trim().to_owned()
         }
         Role::Assistant | Role::Tool => content.to_owned(),
     }
 }
 
-/// What a person typed: without the time that some clients put before it.
+/// What a person typed: without the time and the context that some clients put before it.
 pub fn spoken(content: &str) -> &str {
-    let content = content.trim();
+    let content = without_preambles(content.trim());
     let Some(rest) = content.strip_prefix('[') else {
         return content;
     };
@@ -100,6 +104,14 @@ fn system_text(content: &str) -> String {
         text.replace_range(begin..end, "");
     }
     text.trim().to_owned()
+}
+
+fn without_preambles(content: &str) -> &str {
+    PREAMBLES.iter().fold(content, |text, (begin, end)| {
+        let rest = text.strip_prefix(begin);
+        rest.and_then(|rest| rest.split_once(end))
+            .map_or(text, |(_, said)| said.trim_start())
+    })
 }
 
 fn without_runtime_line(content: &str) -> &str {
@@ -332,6 +344,22 @@ mod tests {
             .raw[1]
         };
         assert_ne!(raw(long), raw(short));
+    }
+
+    #[test]
+    fn what_a_client_takes_back_out_of_a_message_does_not_count() {
+        let memory = "[Memory context]\n- [from 2026-11-30] fruit: kiwi\n[/Memory context]\n\n";
+        let turn =
+            "[turn-context] time=15:16:06 channel=webhook. Use it.\n\nYour handle: x.\n\n\n\n";
+        let said = "[2026-11-30 15:16:06 UTC] good day\n\nto you";
+        for before in [memory, turn, &format!("{memory}{turn}")] {
+            let long = format!("{before}{said}");
+            assert_eq!(key(&Message::user(&*long)), key(&Message::user(said)));
+            assert_eq!(spoken(&long), "good day\n\nto you");
+        }
+        for own in ["[Memory context] is what?", "[turn-context] is\n\nwhat?"] {
+            assert_eq!(spoken(own), own);
+        }
     }
 
     #[test]

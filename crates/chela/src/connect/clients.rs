@@ -45,8 +45,15 @@ impl Home<'_> {
     }
 }
 
-/// A value at a path; null takes it out.
-pub type Edit = (Vec<String>, Value);
+/// A value at a path.
+pub struct Edit {
+    /// Where.
+    pub at: Vec<String>,
+    /// What; null takes it out.
+    pub value: Value,
+    /// Left alone when something stands here.
+    pub unless: Option<Vec<String>>,
+}
 
 /// How a client is told.
 pub enum Way {
@@ -68,8 +75,16 @@ pub struct Client {
     pub opening: usize,
 }
 
-fn at(path: &[&str], value: Value) -> Edit {
-    (path.iter().map(|key| (*key).to_owned()).collect(), value)
+fn path(keys: &[&str]) -> Vec<String> {
+    keys.iter().map(|key| (*key).to_owned()).collect()
+}
+
+fn at(keys: &[&str], value: Value) -> Edit {
+    Edit {
+        at: path(keys),
+        value,
+        unless: None,
+    }
 }
 
 /// All that are known.
@@ -283,8 +298,19 @@ fn opencode(t: &Target) -> Vec<Edit> {
 fn zeroclaw(t: &Target) -> Vec<Edit> {
     let provider =
         |key: &str, value: Value| at(&["providers", "models", "custom", "chela", key], value);
+    // It starts no agent without a profile of what the agent may do; one that stands there is the user's decision.
+    let profile = ["agents", "main", "risk_profile"];
+    let without_profile = |edit: Edit| Edit {
+        unless: Some(path(&profile)),
+        ..edit
+    };
     vec![
         at(&["schema_version"], json!(3)),
+        without_profile(at(
+            &["risk_profiles", "chela", "level"],
+            json!("supervised"),
+        )),
+        without_profile(at(&profile, json!("chela"))),
         provider("uri", json!(t.v1())),
         provider("api_key", json!(t.key)),
         provider("model", json!(t.model)),

@@ -113,7 +113,17 @@ impl Document {
                     });
                     at = item.as_table_like_mut().with_context(|| in_the_way(key))?;
                 }
-                at.insert(last, Item::Value(to_toml(value)?));
+                let mut value = to_toml(value)?;
+                match at.get_mut(last) {
+                    // What is written around it stays.
+                    Some(Item::Value(old)) => {
+                        *value.decor_mut() = old.decor().clone();
+                        *old = value;
+                    }
+                    _ => {
+                        at.insert(last, Item::Value(value));
+                    }
+                }
             }
             Self::Lines(lines, between) => {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+".contains(c);
@@ -285,6 +295,14 @@ mod tests {
             let error = again.set(&path("model.deeper"), &json!(1)).unwrap_err();
             assert!(error.to_string().contains("model in it"), "{error}");
         }
+    }
+
+    #[test]
+    fn comments_around_a_replaced_value_stay() {
+        let text = "# mine\nmodel = \"a\"   # keep\n";
+        let mut document = Document::parse(Format::Toml, text).unwrap();
+        document.set(&path("model"), &json!("b")).unwrap();
+        assert_eq!(document.text().unwrap(), "# mine\nmodel = \"b\"   # keep\n");
     }
 
     #[test]

@@ -218,15 +218,21 @@ fn changed(
     let old = read(path)?;
     let by_hand = || {
         let mut document = Document::parse(format, "")?;
-        for (at, value) in edits.iter().filter(|(_, value)| !value.is_null()) {
-            document.set(at, value)?;
+        for edit in edits.iter().filter(|edit| !edit.value.is_null()) {
+            document.set(&edit.at, &edit.value)?;
         }
         document.text()
     };
     let parsed = Document::parse(format, old.as_deref().unwrap_or_default());
     let edited = parsed.and_then(|mut document| {
         let mut changes = Vec::new();
-        for (at, value) in edits {
+        let stands = |e: &Edit| {
+            e.unless
+                .as_ref()
+                .is_some_and(|at| document.get(at).is_some())
+        };
+        let edits: Vec<&Edit> = edits.iter().filter(|edit| !stands(edit)).collect();
+        for Edit { at, value, .. } in edits.iter().copied() {
             let noted = earlier.iter().flat_map(|e| &e.changes);
             let was = match noted.clone().find(|c| &c.path == at) {
                 Some(change) => change.was.clone(),
@@ -241,7 +247,7 @@ fn changed(
         }
         // What an earlier run set and this one does not is still to be taken back one day.
         let others = earlier.iter().flat_map(|e| &e.changes);
-        let others = others.filter(|c| !edits.iter().any(|(at, _)| *at == c.path));
+        let others = others.filter(|c| !edits.iter().any(|edit| edit.at == c.path));
         changes.extend(others.cloned().collect::<Vec<_>>());
         Ok((document.text()?, changes))
     });
@@ -253,11 +259,17 @@ fn changed(
             by_hand()?
         ),
     };
-    let ours = earlier.filter(|e| old.as_deref().map(hash).as_ref() == Some(&e.wrote));
+    let untouched = |e: &Done| old.as_deref().map(hash).as_ref() == Some(&e.wrote);
+    let (existed, before) = match earlier {
+        Some(e) if untouched(&e) => (e.existed, e.before),
+        // What an earlier run wrote stands in it, beside what others wrote.
+        Some(_) => (old.is_some(), None),
+        None => (old.is_some(), old),
+    };
     let done = Done {
         file: path.to_owned(),
-        existed: ours.as_ref().map_or(old.is_some(), |e| e.existed),
-        before: ours.map_or(old, |e| e.before),
+        existed,
+        before,
         wrote: hash(&text),
         changes,
     };
@@ -376,15 +388,44 @@ mod tests {
         }
     }
 
+    fn edit(at: &str, value: &str, unless: Option<&str>) -> Edit {
+        Edit {
+            at: vec![at.to_owned()],
+            value: json!(value),
+            unless: unless.map(|at| vec![at.to_owned()]),
+        }
+    }
+
+    #[test]
+    fn what_is_only_a_default_leaves_what_stands_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        let edits = [
+            edit("model", "ours", None),
+            edit("level", "low", Some("profile")),
+            edit("profile", "chela", Some("profile")),
+        ];
+        let own = "profile = \"strict\"\n";
+        file::write(&path, own).unwrap();
+        let (text, _) = changed(Format::Toml, &path, &edits, None).unwrap();
+        assert_eq!(text, "profile = \"strict\"\nmodel = \"ours\"\n");
+        // What a run before this one put there is still taken out.
+        file::write(&path, "").unwrap();
+        let (text, done) = changed(Format::Toml, &path, &edits, None).unwrap();
+        assert!(text.contains("level = \"low\"") && text.contains("profile = \"chela\""));
+        file::write(&path, &(text + "# mine\n")).unwrap();
+        let (text, done) = changed(Format::Toml, &path, &edits, Some(done)).unwrap();
+        file::write(&path, &text).unwrap();
+        assert!(restore(Format::Toml, &done).unwrap().is_empty());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "# mine\n");
+    }
+
     #[test]
     fn what_the_user_changed_since_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.toml");
         file::write(&path, "model = \"mine\"\n").unwrap();
-        let edits = vec![
-            (vec!["model".to_owned()], json!("ours")),
-            (vec!["provider".to_owned()], json!("chela")),
-        ];
+        let edits = [edit("model", "ours", None), edit("provider", "chela", None)];
         let (text, done) = changed(Format::Toml, &path, &edits, None).unwrap();
         let edited = text.replace("chela", "other") + "more = 1\n";
         file::write(&path, &edited).unwrap();
@@ -398,7 +439,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.json");
         file::write(&path, "{ // mine\n}").unwrap();
-        let edits = vec![(vec!["model".to_owned()], json!("ours"))];
+        let edits = [edit("model", "ours", None)];
         let error = changed(Format::Json, &path, &edits, None).unwrap_err();
         let error = format!("{error:#}");
         assert!(
