@@ -134,6 +134,11 @@ impl Chat {
         &self.end_ids
     }
 
+    /// Forgets the words it remembers for speed: they are people's.
+    pub fn forget_words(&self) {
+        self.encoder.forget_words();
+    }
+
     /// Token ids of the tokenizer.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary

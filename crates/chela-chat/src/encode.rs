@@ -62,6 +62,13 @@ struct Edges {
 }
 
 impl Encoder {
+    /// Forgets the words that were encoded before.
+    pub fn forget_words(&self) {
+        if let Some(words) = &self.words {
+            words.clear();
+        }
+    }
+
     /// `specials`: every control token with its text.
     pub fn new(
         mut tokenizer: Tokenizer,

@@ -37,6 +37,12 @@ impl Words {
         (plain && splits(&pre) && added.values().all(apart)).then(|| Self(RwLock::default()))
     }
 
+    /// Forgets all of them: words are people's words.
+    pub fn clear(&self) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        known.clear();
+    }
+
     /// The ids of a text, whose unknown words `encode` finds.
     pub fn encode<E>(
         &self,

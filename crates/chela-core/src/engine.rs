@@ -224,16 +224,21 @@ pub trait PolicyEngine: Send + Sync {
         from: usize,
         want: Want,
     ) -> BoxFuture<'static, Result<Scored, EngineError>>;
-    /// Makes a version resident. Returns the hash of what is now in memory.
+    /// Makes a version resident, and remembers where it lies. Returns the hash of what is now in memory.
     fn load(
         &self,
         version: PolicyVersion,
         weights: Weights,
     ) -> BoxFuture<'static, Result<String, EngineError>>;
-    /// From now on new requests of the profile get this version (which must be resident, or the base).
+    /// Remembers where a version lies without reading it: it becomes resident when a request names it. With `hash`, what is then
+    /// read must have it, else the request fails.
+    fn register(&self, version: PolicyVersion, weights: Weights, hash: Option<String>);
+    /// From now on new requests of the profile get this version (which must be resident, registered, or the base).
     fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError>;
-    /// Lets go of a version that is not served. Unknown versions are no error.
+    /// Lets go of a version that is not served, and forgets where it lies. Unknown versions are no error.
     fn unload(&self, version: &PolicyVersion);
+    /// Drops everything kept of a profile's texts: cached prefixes of all its versions.
+    fn forget_texts(&self, profile: &Profile);
     /// Whether requests can make progress; the reason when not.
     fn health(&self) -> Result<(), String>;
 }
@@ -330,6 +335,8 @@ pub trait Learners: Send + Sync {
         spec: &AdapterSpec,
         from: Option<&Checkpoint>,
     ) -> Result<Box<dyn Learner>, EngineError>;
+    /// What decides the last bits of a step: instruction set, threads, blocking. Equal texts, equal bits.
+    fn kernel_path(&self) -> String;
 }
 
 /// Owns weights and optimizer; blocking, one thread owns it. Knows no algorithm.
@@ -346,6 +353,8 @@ pub trait Learner: Send {
     ) -> Result<(), EngineError>;
     /// One AdamW step over the accumulated gradient, which is then cleared.
     fn optim_step(&mut self, params: &OptimParams) -> Result<StepReport, EngineError>;
+    /// SHA-256 over the adapter as it is in memory, equal to what [`PolicyEngine::load`] answers for the same adapter.
+    fn weights_hash(&self) -> Result<String, EngineError>;
     /// Writes and syncs adapter and optimizer into `dir`, which is created and must not exist.
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError>;
 }

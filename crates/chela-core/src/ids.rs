@@ -101,7 +101,7 @@ impl fmt::Display for TurnId {
 pub struct SampleId(pub u64);
 
 /// One state of a profile's weights. Numbers are never used twice within a profile; 0 is the base model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyVersion {
     /// Whose weights.
     pub profile: Profile,
@@ -129,7 +129,7 @@ pub enum PolicyRef {
     Base,
     /// Whatever the profile serves when the call arrives.
     Served(Profile),
-    /// Exactly this version, which must be resident.
+    /// Exactly this version, which must be resident or registered.
     Version(PolicyVersion),
 }
 

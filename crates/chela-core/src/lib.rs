@@ -9,6 +9,7 @@ pub mod error;
 pub mod ids;
 pub mod judge;
 pub mod record;
+pub mod registry;
 pub mod sample;
 pub mod store;
 #[cfg(any(test, feature = "testing"))]

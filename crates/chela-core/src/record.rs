@@ -5,9 +5,14 @@ use crate::{
     chat::{ChatRequest, Message},
     engine::FinishReason,
     error::Refusal,
-    ids::{Millis, PolicyVersion, Profile, SessionId, TokenId, TurnId},
-    store::{Reply, Segment, SessionRecord, StoreCounts, TurnKind, TurnStory, VersionRecord},
+    ids::{Millis, PolicyVersion, Profile, SampleId, SessionId, TokenId, TurnId},
+    registry::Undo,
+    store::{
+        ForgetPlan, ForgetProof, Reply, Segment, SessionRecord, StoreCounts, TurnKind, TurnStory,
+        VersionRecord,
+    },
 };
+use std::path::PathBuf;
 
 /// What a key may do. Each includes what stands before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -192,6 +197,95 @@ pub struct PolicyView {
     pub paused: Option<String>,
     /// By number, without the base.
     pub versions: Vec<VersionRecord>,
+    /// Steps that are being made again after forgetting: numbers of forgotten versions.
+    pub replays: Vec<u64>,
+}
+
+/// What one sample taught.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lesson {
+    /// Its name.
+    pub sample: SampleId,
+    /// The version whose step learnt it.
+    pub version: u64,
+    /// The turn.
+    pub turn: TurnId,
+    /// Its session.
+    pub session: SessionId,
+    /// The user's words that the reply answered.
+    pub request: String,
+    /// The reply.
+    pub reply: String,
+    /// What the verdict was.
+    pub reward: Option<f32>,
+    /// The hint a teacher read.
+    pub hint: Option<String>,
+    /// Who said so.
+    pub judge: String,
+    /// The words that caused the verdict.
+    pub evidence: Option<String>,
+    /// It came from a person or client through the API.
+    pub explicit: bool,
+}
+
+/// One prompt answered by two versions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answers {
+    /// The user's last words in it.
+    pub request: String,
+    /// What the first version answers, greedily.
+    pub from: String,
+    /// What the second does.
+    pub to: String,
+}
+
+/// What changed between two versions of a profile, in words and numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyDiff {
+    /// The first.
+    pub from: u64,
+    /// The second.
+    pub to: u64,
+    /// The same prompts answered by both.
+    pub answers: Vec<Answers>,
+    /// Mean tokens of these answers, of the first and of the second.
+    pub tokens: (f64, f64),
+    /// KL(second ‖ first) in nats a token, estimated on the second's answers; `None` = it answered nothing.
+    pub kl: Option<f64>,
+    /// The prompts are of the profile's own turns; else a few of ours, since it has none.
+    pub own_prompts: bool,
+    /// Steps on the way from the first to the second; `None` when neither stands on the other.
+    pub steps: Option<u64>,
+    /// What lies between, oldest first.
+    pub lessons: Vec<Lesson>,
+}
+
+/// What is to be forgotten, as a caller names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForgetRequest {
+    /// A turn, and what stands on it.
+    Turn(TurnId),
+    /// A session.
+    Session(SessionId),
+    /// Everything of a profile.
+    Profile(Profile),
+}
+
+/// What forgetting takes away, or took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forgetting {
+    /// Whose.
+    pub profile: Profile,
+    /// What goes.
+    pub plan: ForgetPlan,
+    /// What happens to the profile's versions.
+    pub undo: Undo,
+    /// Samples that remain in the steps to be made again.
+    pub samples_again: u64,
+    /// How long making them again takes, from how long they took; in the background.
+    pub seconds: f64,
+    /// The proof; `None` = it was only asked what would happen.
+    pub proof: Option<ForgetProof>,
 }
 
 /// What an operator can do to a profile's versions.
@@ -205,6 +299,8 @@ pub enum PolicyAction {
     Pause,
     /// Steps again.
     Resume,
+    /// Take an adapter in PEFT's layout from this folder in as a candidate on top of what is served; the gate looks at it.
+    Import(PathBuf),
 }
 
 /// How things stand.
@@ -283,14 +379,26 @@ pub trait ControlPlane: Send + Sync {
         caller: &'a Caller,
         turn: TurnId,
     ) -> BoxFuture<'a, Result<(), Refusal>>;
-    /// Forgets a session.
-    fn forget_session<'a>(
+    /// Forgets, or with `dry` only says what that would take away.
+    fn forget<'a>(
         &'a self,
         caller: &'a Caller,
-        session: &'a SessionId,
-    ) -> BoxFuture<'a, Result<u64, Refusal>>;
+        what: ForgetRequest,
+        dry: bool,
+    ) -> BoxFuture<'a, Result<Forgetting, Refusal>>;
     /// A profile's versions.
     fn policy(&self, profile: &Profile) -> Result<PolicyView, Refusal>;
+    /// What one version's step learnt.
+    fn lessons(&self, profile: &Profile, version: u64) -> Result<Vec<Lesson>, Refusal>;
+    /// The folder of a version's adapter, for an export.
+    fn adapter(&self, profile: &Profile, version: u64) -> Result<PathBuf, Refusal>;
+    /// What changed between two versions.
+    fn diff(
+        &self,
+        profile: Profile,
+        from: u64,
+        to: u64,
+    ) -> BoxFuture<'_, Result<PolicyDiff, Refusal>>;
     /// Steers them.
     fn steer(
         &self,

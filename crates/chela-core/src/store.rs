@@ -257,22 +257,83 @@ pub struct LeasedSample {
 }
 
 /// Where a version stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum VersionState {
     /// Trained, not yet served.
+    #[default]
     Candidate,
     /// What the profile serves.
     Served,
-    /// Served once; a later one took over.
+    /// A later one took over.
     Superseded,
     /// Never served, and why.
     Rejected(String),
-    /// Taken back.
-    RolledBack,
+    /// Taken back, and why.
+    RolledBack(String),
+    /// Its weights are deleted because something they learnt from was forgotten; what.
+    Forgotten(String),
 }
 
-/// One version in the registry.
+impl VersionState {
+    /// Its weights still exist.
+    pub fn is_there(&self) -> bool {
+        !matches!(self, Self::Forgotten(_))
+    }
+}
+
+/// Where a version came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum VersionOrigin {
+    /// An optimizer step on its parent.
+    #[default]
+    Trained,
+    /// Files brought from elsewhere, as the operator named them.
+    Imported(String),
+    /// The step that once made this version of the profile, made again without what was forgotten.
+    Replayed(u64),
+}
+
+/// One thing that was looked at before a version might serve.
 #[derive(Clone, Debug, PartialEq)]
+pub struct GateCheck {
+    /// `accepted`, `rejected`, `kl_to_base`, `refusal`, `sycophancy`, `format`, `length`, `repetition`, …
+    pub name: String,
+    /// What was measured; NaN = nothing could be.
+    pub value: f64,
+    /// What it was held against.
+    pub limit: f64,
+    /// Within the limit, or nothing could be measured.
+    pub passed: bool,
+    /// In words: units, how many were looked at, what fell out worst.
+    pub detail: String,
+}
+
+/// All that was looked at before a version might serve.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GateReport {
+    /// In the order in which they were made.
+    pub checks: Vec<GateCheck>,
+    /// How long it took.
+    pub seconds: f64,
+    /// When it was over.
+    pub at: Millis,
+}
+
+impl GateReport {
+    /// Every check passed.
+    pub fn passed(&self) -> bool {
+        self.checks.iter().all(|c| c.passed)
+    }
+}
+
+/// The judge named in a verdict on a turn whose tool result is an error.
+pub const TOOL_ERROR: &str = "validator:tool-error";
+
+/// Why a pending sample is kept from training: the gate compares versions on it. The word stands in [`SampleState::Dropped`].
+pub const HELD_OUT: &str = "held out for the gate";
+
+/// One version in the registry.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct VersionRecord {
     /// Its name.
     pub version: PolicyVersion,
@@ -282,16 +343,26 @@ pub struct VersionRecord {
     pub steps: u64,
     /// Where it stands.
     pub state: VersionState,
+    /// Where it came from.
+    pub origin: VersionOrigin,
     /// What the engine held when it was loaded.
     pub receipt: Option<Receipt>,
+    /// What the gate found.
+    pub gate: Option<GateReport>,
     /// Its checkpoint's folder, relative to the data folder; `None` for the base.
     pub checkpoint: Option<String>,
-    /// What it was trained on in its last step.
+    /// What it was trained on in its last step, in the order of the batch. What is forgotten is no longer named.
     pub samples: Vec<SampleId>,
+    /// How the step was made, in the trainer's own notation: enough to make it again.
+    pub recipe: Option<String>,
     /// Named figures: loss, grad_norm, kl_to_base, baseline, …
     pub metrics: Vec<(String, f64)>,
     /// When it was made.
     pub created: Millis,
+    /// When it was served (last).
+    pub served_at: Option<Millis>,
+    /// When it was served no longer (last).
+    pub left_at: Option<Millis>,
 }
 
 /// A session as the registry knows it.
@@ -391,6 +462,27 @@ pub enum Event {
         state: VersionState,
         /// The new receipt, `None` = as it was.
         receipt: Option<Receipt>,
+        /// When. Becomes `served_at` of the version that is now served and `left_at` of one that was served until now.
+        at: Millis,
+    },
+    /// What the gate found about a version.
+    Gate {
+        /// Which.
+        version: PolicyVersion,
+        /// All checks.
+        report: GateReport,
+    },
+    /// What a version's step consumed is dropped with this reason: the version was rejected.
+    Unlearnt {
+        /// Whose samples.
+        version: PolicyVersion,
+        /// Why.
+        why: String,
+    },
+    /// A step that was to be made again cannot be (nothing of its batch is left): the next one follows on the version before.
+    ReplaySkipped {
+        /// Which step: the number of the forgotten version.
+        version: PolicyVersion,
     },
     /// Training of a profile stops (with the reason) or goes on.
     Paused {
@@ -408,6 +500,92 @@ pub struct StepCommit {
     pub version: VersionRecord,
     /// Samples that were leased and left out of the step, with the reason.
     pub dropped: Vec<(SampleId, String)>,
+}
+
+/// What is to be forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForgetTarget {
+    /// A turn of a profile, its siblings with the same prompt (retries, regenerations), and all turns that stand on any of them:
+    /// they hold its words. What followed the turn before, and what was made of that, goes too.
+    Turn(Profile, TurnId),
+    /// A session with all its turns.
+    Session(Profile, SessionId),
+    /// All sessions and versions of a profile. Only its name and its last version number stay, so that no number is given twice.
+    Profile(Profile),
+}
+
+impl ForgetTarget {
+    /// Whose.
+    pub fn profile(&self) -> &Profile {
+        match self {
+            Self::Turn(profile, _) | Self::Session(profile, _) | Self::Profile(profile) => profile,
+        }
+    }
+}
+
+/// What forgetting would remove.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ForgetPlan {
+    /// Turns that go, oldest first.
+    pub turns: Vec<TurnId>,
+    /// Turns that stay but lose what followed them, with the verdicts and samples made of it (explicit ones stay).
+    pub unjudged: Vec<TurnId>,
+    /// Sessions that go whole.
+    pub sessions: u64,
+    /// Verdicts that go.
+    pub verdicts: u64,
+    /// Samples that go.
+    pub samples: u64,
+    /// Those of them that were trained on, with the number of the version whose step did (rejected ones too).
+    pub trained: Vec<(SampleId, u64)>,
+}
+
+/// The change that forgetting makes; see [`crate::registry::undo`] for the last three.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forget {
+    /// What goes.
+    pub target: ForgetTarget,
+    /// Why, as the versions' state will say.
+    pub why: String,
+    /// Versions whose weights learnt from it, or stand on such: they become [`VersionState::Forgotten`], their checkpoints are
+    /// named no longer. All that the plan's `trained` names must be among them.
+    pub versions: Vec<u64>,
+    /// The version that is served from now on (0 = the base), when the served one is among `versions`.
+    pub back_to: Option<u64>,
+    /// Which of `versions` are to be made again without what is forgotten, in this order, on `back_to`.
+    pub replay: Vec<u64>,
+    /// When.
+    pub at: Millis,
+}
+
+/// What was found when it was looked for after forgetting.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ForgetProof {
+    /// What was removed.
+    pub plan: ForgetPlan,
+    /// Pieces of the removed texts and token sequences that were looked for; such as others still hold are not.
+    pub pieces: u64,
+    /// Files looked through, and their bytes in all.
+    pub files: Vec<String>,
+    /// Bytes looked through.
+    pub bytes: u64,
+    /// Files in which a piece was still found: nothing, or the proof failed.
+    pub found: Vec<String>,
+}
+
+/// How replies fared lately, as the gate's watch needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveTurn {
+    /// The turn.
+    pub turn: TurnId,
+    /// The version that sampled it.
+    pub version: u64,
+    /// The last verdict's reward, clipped to −1..1; `None` = not judged.
+    pub reward: Option<f32>,
+    /// Tokens of the reply.
+    pub reply_len: usize,
+    /// A tool result followed: whether the validator found an error in it.
+    pub tool_error: Option<bool>,
 }
 
 /// All that is known of one turn.
@@ -490,13 +668,12 @@ pub trait TrajectoryStore: Send + Sync {
     fn session_by_key(&self, key_hash: &str) -> Result<Option<SessionRecord>, StoreError>;
     /// Live sessions in which nothing happened since.
     fn idle_sessions(&self, since: Millis) -> Result<Vec<SessionRecord>, StoreError>;
-    /// Removes a session with its turns, verdicts and samples. Returns the number of turns removed. A session with samples in a
-    /// step that is being made is refused.
-    fn forget_session(
-        &self,
-        profile: &Profile,
-        session: &SessionId,
-    ) -> BoxFuture<'static, Result<u64, StoreError>>;
+    /// What forgetting would remove. `NotFound` for what is not there (or not that profile's).
+    fn plan_forget(&self, target: &ForgetTarget) -> Result<ForgetPlan, StoreError>;
+    /// Removes it, in one transaction, and then looks for it in every file of the store. Resolves when it is gone from the log as
+    /// well, or cannot be had out of it in time. Refused when samples of it are in a step that is being made, and when `versions`
+    /// does not hold all versions that learnt from it (something was trained since the plan: ask again).
+    fn forget(&self, forget: Forget) -> BoxFuture<'static, Result<ForgetProof, StoreError>>;
 
     /// Main turns with a next state, no mark, and neither verdict nor `NoVerdict`, oldest first.
     fn unjudged(&self, limit: usize) -> Result<Vec<TurnId>, StoreError>;
@@ -516,11 +693,30 @@ pub trait TrajectoryStore: Send + Sync {
     /// Gives leased samples back.
     fn release(&self, samples: Vec<SampleId>) -> BoxFuture<'static, Result<(), StoreError>>;
     /// Names the checkpoint and consumes the leased samples in one transaction. Refused when a sample is not leased or the
-    /// version number was used before.
+    /// version number was used before. Samples of a version whose origin is `Replayed` need no lease: they were consumed by the
+    /// step that is made again, and now count as the new version's.
     fn commit_step(&self, step: StepCommit) -> BoxFuture<'static, Result<(), StoreError>>;
 
     /// All versions of a profile, by number; without the base, which has no record.
     fn versions(&self, profile: &Profile) -> Result<Vec<VersionRecord>, StoreError>;
+    /// The last version number given to a profile, forgotten ones included; 0 = none.
+    fn last_version(&self, profile: &Profile) -> Result<u64, StoreError>;
+    /// Steps that are to be made again, in order: numbers of forgotten versions. [`TrajectoryStore::commit_step`] of a version
+    /// whose origin is `Replayed(n)` strikes n off.
+    fn replays(&self, profile: &Profile) -> Result<Vec<u64>, StoreError>;
+    /// Samples a step consumed, or held out ones, with all that training reads, in the order asked for. A sample that is gone is
+    /// left out.
+    fn samples(&self, ids: &[SampleId]) -> Result<Vec<LeasedSample>, StoreError>;
+    /// The profile's newest samples that are [`HELD_OUT`], newest first; and how many there are.
+    fn held_out(
+        &self,
+        profile: &Profile,
+        limit: usize,
+    ) -> Result<(Vec<LeasedSample>, u64), StoreError>;
+    /// The profile's newest main turns that are judged or followed by a tool result, newest first.
+    fn live_turns(&self, profile: &Profile, limit: usize) -> Result<Vec<LiveTurn>, StoreError>;
+    /// Profiles with pending samples, a candidate, or steps to be made again: those a trainer has to look at.
+    fn profiles_to_train(&self) -> Result<Vec<Profile>, StoreError>;
     /// Why training of a profile is paused, when it is.
     fn paused(&self, profile: &Profile) -> Result<Option<String>, StoreError>;
     /// Figures, of a profile or of all.

@@ -1,9 +1,8 @@
 //! [`LocalEngine`]: the seam's engine and learners over one set of base weights.
 
 use crate::{
-    adapter::Adapter,
-    error::weights,
     learners::Learning,
+    loader::{Loader, Waiter, default_bytes},
     prefix::CacheKey,
     request::Reply,
     scheduler::{Limits, Link, Order, Scheduler},
@@ -14,14 +13,12 @@ use chela_core::{
     BoxFuture, EngineError, EngineInfo, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt,
     Sampling, SamplingParams, Scored, Want, Weights,
 };
-use chela_kernels::{Cpu, Kernels};
+use chela_kernels::Cpu;
 use chela_model::Model;
 use futures_channel::{mpsc::unbounded, oneshot};
 use std::{
-    collections::HashMap,
-    path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, PoisonError,
         atomic::AtomicUsize,
         mpsc::{Sender, channel},
     },
@@ -39,8 +36,10 @@ pub struct EngineOptions {
     pub concurrent: usize,
     /// Bytes of keys and values: of running requests, and with what they leave, of kept prefixes.
     pub prefix_bytes: usize,
-    /// Versions of one profile that stay in memory; loading one more lets go of the oldest that is not served.
-    pub resident_versions: usize,
+    /// Bytes of adapters that stay in memory while no request uses them; the least recently used leaves first and comes back when a
+    /// request names it. 0 = a sixteenth of the machine's memory, at least 256 MiB. (There is no limit by profile: old versions of
+    /// one are simply not used any more.)
+    pub adapter_bytes: usize,
     /// Part of the time that a learner at work gets while replies run.
     pub train_share: f64,
     /// Rows a learner runs together.
@@ -57,43 +56,9 @@ impl Default for EngineOptions {
             concurrent: 16,
             prefix_bytes: 1 << 30,
             train_share: 0.1,
-            resident_versions: 8,
+            adapter_bytes: 0,
             train_rows: 768,
             activation_bytes: 4 << 30,
-        }
-    }
-}
-
-type CpuAdapter = Arc<Adapter<<Cpu as Kernels>::Buf>>;
-
-#[derive(Default)]
-struct Versions {
-    /// With the number of the load that brought it.
-    resident: HashMap<PolicyVersion, (u64, CpuAdapter)>,
-    served: HashMap<Profile, PolicyVersion>,
-    loads: u64,
-}
-
-impl Versions {
-    /// Takes a version in, and lets go of its profile's oldest beyond `most` that are not served.
-    fn insert(&mut self, version: PolicyVersion, adapter: CpuAdapter, most: usize) {
-        self.loads += 1;
-        self.resident.insert(version.clone(), (self.loads, adapter));
-        let served = self.served.get(&version.profile).map(|v| v.number);
-        loop {
-            let of_profile = self
-                .resident
-                .keys()
-                .filter(|v| v.profile == version.profile);
-            let oldest = of_profile
-                .clone()
-                .filter(|v| **v != version && Some(v.number) != served)
-                .min()
-                .cloned();
-            match oldest {
-                Some(oldest) if of_profile.count() > most => self.resident.remove(&oldest),
-                _ => return,
-            };
         }
     }
 }
@@ -104,7 +69,7 @@ pub struct LocalEngine {
     pub(crate) base: Arc<BaseWeights<Cpu>>,
     info: EngineInfo,
     pub(crate) options: EngineOptions,
-    versions: Arc<RwLock<Versions>>,
+    loader: Loader<Cpu>,
     pub(crate) training: Arc<AtomicUsize>,
     dead: Arc<Mutex<Option<String>>>,
     pub(crate) learning: Learning,
@@ -132,7 +97,7 @@ impl LocalEngine {
             // Weights without a tokenizer can be sampled and trained; whoever renders text compares the hash and refuses.
             tokenizer_hash: model.tokenizer_hash().unwrap_or_default(),
         };
-        let training = Arc::new(AtomicUsize::new(0));
+        let (training, replies) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let dead = Arc::new(Mutex::new(None));
         let limits = Limits {
             concurrent: options.concurrent.max(1),
@@ -141,10 +106,18 @@ impl LocalEngine {
         };
         let link = Link {
             training: training.clone(),
+            replies: replies.clone(),
             dead: dead.clone(),
         };
         let scheduler = Scheduler::new(&k, base.clone(), limits, link);
         let (orders, inbox) = channel();
+        let adapter_bytes = match options.adapter_bytes {
+            0 => default_bytes(),
+            bytes => bytes,
+        };
+        let budget = (adapter_bytes, options.concurrent.max(1));
+        let link_of_loader = (orders.clone(), replies);
+        let loader = Loader::new(&k, base.clone(), link_of_loader, budget)?;
         let thread = std::thread::Builder::new()
             .name("chela-engine".to_owned())
             .spawn(move || scheduler.run(inbox))
@@ -154,7 +127,7 @@ impl LocalEngine {
             base,
             info,
             options,
-            versions: Arc::default(),
+            loader,
             training,
             dead,
             learning: Arc::default(),
@@ -209,26 +182,24 @@ impl LocalEngine {
         }
     }
 
-    fn pin(&self, policy: PolicyRef) -> Result<(CacheKey, Option<CpuAdapter>), EngineError> {
+    /// What a request's policy means now. What is kept of texts is filed by profile, also under the base model.
+    fn key(&self, policy: PolicyRef) -> CacheKey {
+        let named = policy != PolicyRef::Base;
         let version = match policy {
             PolicyRef::Base => PolicyVersion::base(Profile::default()),
-            PolicyRef::Served(profile) => self.served(&profile),
+            PolicyRef::Served(profile) => self.loader.served(&profile),
             PolicyRef::Version(version) => version,
         };
-        if version.number == 0 {
-            return Ok((CacheKey { version, load: 0 }, None));
+        CacheKey {
+            version,
+            load: 0,
+            named,
         }
-        let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
-        match versions.resident.get(&version) {
-            Some((load, adapter)) => Ok((
-                CacheKey {
-                    version,
-                    load: *load,
-                },
-                Some(adapter.clone()),
-            )),
-            None => Err(EngineError::NotLoaded(version)),
-        }
+    }
+
+    /// Bytes of adapters in memory, and their number.
+    pub fn adapters(&self) -> (usize, usize) {
+        self.loader.held()
     }
 
     fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
@@ -273,11 +244,11 @@ impl LocalEngine {
             }
             self.check(named.ids())?;
         }
-        let (key, adapter) = self.pin(policy)?;
+        self.alive()?;
         let (answer, receiver) = oneshot::channel();
         let scoring = Scoring {
-            key,
-            adapter,
+            key: self.key(policy),
+            adapter: None,
             tokens,
             from,
             want,
@@ -285,7 +256,7 @@ impl LocalEngine {
             cache: None,
             hidden: None,
         };
-        self.order(Order::Score(Box::new(scoring)))?;
+        self.loader.send(Waiter::Score(Box::new(scoring)))?;
         Ok(receiver)
     }
 }
@@ -312,9 +283,7 @@ impl PolicyEngine for LocalEngine {
     }
 
     fn served(&self, profile: &Profile) -> PolicyVersion {
-        let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
-        let served = versions.served.get(profile).cloned();
-        served.unwrap_or_else(|| PolicyVersion::base(profile.clone()))
+        self.loader.served(profile)
     }
 
     fn sample(
@@ -329,10 +298,10 @@ impl PolicyEngine for LocalEngine {
             return Err(EngineError::ContextLength { prompt: n, context });
         }
         let most = params.max_tokens.max(1).min(context - n);
-        let (key, adapter) = self.pin(policy)?;
+        self.alive()?;
         let (events, stream) = unbounded();
-        let reply = Reply::new(key, adapter, prompt.tokens, (params, most), events);
-        self.order(Order::Sample(Box::new(reply)))?;
+        let reply = Reply::new(self.key(policy), prompt.tokens, (params, most), events);
+        self.loader.send(Waiter::Reply(Box::new(reply)))?;
         Ok(Box::pin(stream))
     }
 
@@ -358,18 +327,11 @@ impl PolicyEngine for LocalEngine {
         weights: Weights,
     ) -> BoxFuture<'static, Result<String, EngineError>> {
         let Weights::Adapter(dir) = weights;
-        let (k, base, versions) = (self.k.clone(), self.base.clone(), self.versions.clone());
-        let most = self.options.resident_versions.max(1);
-        let (answer, receiver) = oneshot::channel();
-        let work = move || {
-            let _ = answer.send(load(&k, &base, (&versions, most), (version, dir))); // nobody waits any more
-        };
-        let spawned = std::thread::Builder::new()
-            .name("chela-load".to_owned())
-            .spawn(work)
-            .map(drop);
+        if version.number == 0 {
+            return Box::pin(async { Err(crate::error::weights("version 0 is the base model")) });
+        }
+        let receiver = self.loader.publish(version, dir);
         Box::pin(async move {
-            spawned.map_err(|e| EngineError::Stopped(format!("no thread for loading: {e}")))?;
             match receiver.await {
                 Ok(answer) => answer,
                 Err(_) => Err(EngineError::Stopped("loading ended early".to_owned())),
@@ -377,51 +339,30 @@ impl PolicyEngine for LocalEngine {
         })
     }
 
-    fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError> {
-        let mut versions = self
-            .versions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if version.number != 0 && !versions.resident.contains_key(version) {
-            return Err(EngineError::NotLoaded(version.clone()));
+    fn register(&self, version: PolicyVersion, weights: Weights, hash: Option<String>) {
+        let Weights::Adapter(dir) = weights;
+        if version.number != 0 {
+            self.loader.register(version, dir, hash);
         }
-        versions
-            .served
-            .insert(version.profile.clone(), version.clone());
-        Ok(())
+    }
+
+    fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError> {
+        self.loader.serve(version)
     }
 
     fn unload(&self, version: &PolicyVersion) {
-        let mut versions = self
-            .versions
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if versions.served.get(&version.profile) == Some(version) {
-            return;
-        }
-        if versions.resident.remove(version).is_some() {
-            drop(versions);
+        if self.loader.unload(version) {
             let _ = self.order(Order::Forget(version.clone())); // a dead engine keeps no caches
         }
+    }
+
+    fn forget_texts(&self, profile: &Profile) {
+        // First what waits: it may go on at any time, and the engine's thread then marks it too.
+        self.loader.forget_texts(profile);
+        let _ = self.order(Order::ForgetTexts(profile.clone())); // a dead engine keeps no caches
     }
 
     fn health(&self) -> Result<(), String> {
         self.alive().map_err(|e| e.to_string())
     }
-}
-
-fn load(
-    k: &Cpu,
-    base: &BaseWeights<Cpu>,
-    (versions, most): (&RwLock<Versions>, usize),
-    (version, dir): (PolicyVersion, PathBuf),
-) -> Result<String, EngineError> {
-    if version.number == 0 {
-        return Err(weights("version 0 is the base model"));
-    }
-    let adapter = Adapter::read(k, &base.config, &dir)?;
-    let hash = adapter.hash(k)?;
-    let mut versions = versions.write().unwrap_or_else(PoisonError::into_inner);
-    versions.insert(version, Arc::new(adapter), most);
-    Ok(hash)
 }

@@ -73,6 +73,10 @@ impl Learner for Claimed {
         self.learner.optim_step(params)
     }
 
+    fn weights_hash(&self) -> Result<String, EngineError> {
+        self.learner.weights_hash()
+    }
+
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {
         self.learner.save(dir)
     }
@@ -91,6 +95,12 @@ impl Learners for LocalEngine {
             learner,
             _claim: claim,
         }))
+    }
+
+    /// Neither the number of threads nor what runs beside a step changes its bits (`tests/it/replay.rs`); the rows that a learner
+    /// runs together do, since sums over rows are cut there.
+    fn kernel_path(&self) -> String {
+        format!("{}; {} rows", self.k.path(), self.options.train_rows)
     }
 }
 

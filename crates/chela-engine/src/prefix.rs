@@ -4,17 +4,27 @@
 //! is cut into other chunks. Equal seeds give equal replies whatever else is in the batch, from equal caches.
 
 use crate::{error::kernel, forward::KvCache};
-use chela_core::{EngineError, PolicyVersion, TokenId};
+use chela_core::{EngineError, PolicyVersion, Profile, TokenId};
 use chela_kernels::Kernels;
 
-/// Which weights a cache was made with. A version that is loaded again counts as other weights, so that a cache of other
-/// numbers cannot be met.
+/// Whose text a cache was made of, and with which weights. A version that is loaded again counts as other weights, so that a cache
+/// of other numbers cannot be met; one that left memory and came back has the same hash and counts as the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CacheKey {
     /// Profile and number.
     pub version: PolicyVersion,
-    /// Which load of it; 0 for the base.
+    /// Number of its home ([`crate::resident::Home`]); 0 for the base.
     pub load: u64,
+    /// A profile's own text. False for judges and references, who ask for the base model in nobody's name: what they leave may hold
+    /// anybody's text, so no profile's request meets it, and any profile's wish to be forgotten drops it.
+    pub named: bool,
+}
+
+impl CacheKey {
+    /// Whether the text may be that profile's.
+    pub fn may_be_of(&self, profile: &Profile) -> bool {
+        !self.named || self.version.profile == *profile
+    }
 }
 
 struct Stored<K: Kernels> {
@@ -114,6 +124,12 @@ impl<K: Kernels> PrefixCache<K> {
     /// Drops everything of a version.
     pub fn forget(&mut self, version: &PolicyVersion) {
         self.stored.retain(|s| &s.key.version != version);
+        self.bytes = self.stored.iter().map(|s| s.cache.bytes()).sum();
+    }
+
+    /// Drops everything that may be a profile's text.
+    pub fn forget_texts(&mut self, profile: &Profile) {
+        self.stored.retain(|s| !s.key.may_be_of(profile));
         self.bytes = self.stored.iter().map(|s| s.cache.bytes()).sum();
     }
 }

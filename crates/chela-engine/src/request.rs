@@ -2,7 +2,7 @@
 
 use crate::{adapter::Adapter, error::kernel, forward::KvCache, prefix::CacheKey, rng::Rng};
 use chela_core::{
-    EngineError, FinishReason, Flow, SampledToken, SamplingEvent, SamplingParams, TokenId,
+    EngineError, FinishReason, Flow, Profile, SampledToken, SamplingEvent, SamplingParams, TokenId,
 };
 use chela_kernels::{Kernels, SamplePolicy, sample_row, token_logprob};
 use futures_channel::mpsc::UnboundedSender;
@@ -15,9 +15,9 @@ const SHARP: f32 = 0.1;
 
 /// A reply being made.
 pub struct Reply<K: Kernels> {
-    /// Version and load, pinned at arrival.
+    /// Version, pinned at arrival, and whose text it is.
     pub key: CacheKey,
-    /// Its weights; kept alive by this request even when unloaded.
+    /// Its weights; kept alive by this request even when unloaded. Set when the request reaches the engine's thread.
     pub adapter: Option<Arc<Adapter<K::Buf>>>,
     /// Prompt, then reply.
     pub tokens: Vec<TokenId>,
@@ -38,6 +38,7 @@ pub struct Reply<K: Kernels> {
     counts: HashMap<TokenId, u32>,
     rng: Rng,
     told: bool,
+    forgotten: bool,
 }
 
 /// A request that nobody finished was lost with the engine's thread; its client must not wait, nor take it for complete.
@@ -54,7 +55,6 @@ impl<K: Kernels> Reply<K> {
     /// A request that has arrived.
     pub fn new(
         key: CacheKey,
-        adapter: Option<Arc<Adapter<K::Buf>>>,
         tokens: Vec<TokenId>,
         (params, most): (SamplingParams, usize),
         events: UnboundedSender<Result<SamplingEvent, EngineError>>,
@@ -62,7 +62,7 @@ impl<K: Kernels> Reply<K> {
         let rng = Rng::new(params.seed);
         Self {
             key,
-            adapter,
+            adapter: None,
             prompt: tokens.len(),
             tokens,
             params,
@@ -74,7 +74,13 @@ impl<K: Kernels> Reply<K> {
             counts: HashMap::new(),
             rng,
             told: false,
+            forgotten: false,
         }
+    }
+
+    /// That profile's texts are to be forgotten: what this reply leaves is not kept, if it may be one of them.
+    pub fn forget(&mut self, profile: &Profile) {
+        self.forgotten |= self.key.may_be_of(profile);
     }
 
     /// The client went away.
@@ -174,14 +180,15 @@ impl<K: Kernels> Reply<K> {
         p.guide.as_mut().and_then(|g| g.mask(logits))
     }
 
-    /// Says that the reply is over.
+    /// Says that the reply is over. Returns what may be kept of it.
     pub fn finish(mut self, reason: FinishReason) -> (CacheKey, Vec<TokenId>, Option<KvCache<K>>) {
         self.told = true;
         let _ = self
             .events
             .unbounded_send(Ok(SamplingEvent::Finished(reason)));
         let tokens = std::mem::take(&mut self.tokens);
-        (self.key.clone(), tokens, self.cache.take())
+        let cache = self.cache.take().filter(|_| !self.forgotten);
+        (self.key.clone(), tokens, cache)
     }
 
     /// Says that the engine failed.

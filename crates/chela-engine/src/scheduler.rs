@@ -9,7 +9,7 @@ use crate::{
     scoring::{Scoring, advance},
     weights::BaseWeights,
 };
-use chela_core::{EngineError, FinishReason, PolicyVersion, Priority};
+use chela_core::{EngineError, FinishReason, PolicyVersion, Priority, Profile};
 use chela_kernels::{Kernels, Mat, Priority as Rank};
 use std::{
     collections::VecDeque,
@@ -39,6 +39,8 @@ pub enum Order<K: Kernels> {
     Score(Box<Scoring<K>>),
     /// A version is gone.
     Forget(PolicyVersion),
+    /// Nothing of a profile's texts is kept.
+    ForgetTexts(Profile),
     /// End.
     Stop,
 }
@@ -58,6 +60,8 @@ pub struct Limits {
 pub struct Link {
     /// Learners at work now.
     pub training: Arc<AtomicUsize>,
+    /// Replies that run now.
+    pub replies: Arc<AtomicUsize>,
     /// Why the thread ended, when it failed.
     pub dead: Arc<Mutex<Option<String>>>,
 }
@@ -137,6 +141,11 @@ impl<K: Kernels> Scheduler<K> {
             Order::Sample(reply) => self.waiting.push_back(*reply),
             Order::Score(scoring) => self.scoring.push_back(*scoring),
             Order::Forget(version) => self.prefixes.forget(&version),
+            Order::ForgetTexts(profile) => {
+                self.prefixes.forget_texts(&profile);
+                let requests = self.waiting.iter_mut().chain(&mut self.running);
+                requests.for_each(|r| r.forget(&profile));
+            }
             Order::Stop => return false,
         }
         true
@@ -148,6 +157,8 @@ impl<K: Kernels> Scheduler<K> {
 
     /// One round. False when told to stop.
     fn turn(&mut self, orders: &Receiver<Order<K>>) -> Result<bool, EngineError> {
+        let replies = self.running.len();
+        self.link.replies.store(replies, Ordering::Relaxed);
         if self.idle() {
             let Ok(order) = orders.recv() else {
                 return Ok(false);

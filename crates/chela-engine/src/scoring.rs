@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Scoring<K: Kernels> {
     /// Whose weights.
     pub key: CacheKey,
-    /// The weights.
+    /// The weights; set when the request reaches the engine's thread.
     pub adapter: Option<Arc<Adapter<K::Buf>>>,
     /// The text.
     pub tokens: Vec<TokenId>,

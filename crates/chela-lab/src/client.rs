@@ -1,6 +1,6 @@
 //! The few calls of the public API that experiments need.
 
-use crate::LabError;
+use crate::{LabError, standing::Standing};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -13,6 +13,24 @@ pub struct Endpoint {
     pub admin_key: String,
     /// Name of the base model.
     pub base_model: String,
+}
+
+/// Who asks: a profile, and the key that selects it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Name of the profile.
+    pub profile: String,
+    /// Its key, of scope feedback; `None` = requests are sent without one, which is the default profile.
+    pub key: Option<String>,
+}
+
+impl Default for Member {
+    fn default() -> Self {
+        Self {
+            profile: "default".to_owned(),
+            key: None,
+        }
+    }
 }
 
 /// One message on the wire.
@@ -71,33 +89,29 @@ pub struct Recorded {
     pub logprobs: Vec<f64>,
 }
 
-/// How far training is.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PolicyState {
-    /// Served version.
-    pub served: u64,
-    /// Optimizer steps of the served version.
-    pub steps: u64,
-    /// Each version's named figures, by number.
-    pub metrics: Vec<(u64, Value)>,
-}
-
-/// Speaks to one server.
+/// Speaks to one server as one profile.
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,
+    member: Member,
     agent: ureq::Agent,
 }
 
 impl Client {
-    /// A client; nothing is sent yet.
+    /// A client without a key; nothing is sent yet.
     pub fn new(endpoint: Endpoint) -> Self {
+        Self::of(endpoint, Member::default())
+    }
+
+    /// A client of that profile.
+    pub fn of(endpoint: Endpoint, member: Member) -> Self {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(Duration::from_secs(600)))
             .http_status_as_error(false)
             .build();
         Self {
             endpoint,
+            member,
             agent: config.into(),
         }
     }
@@ -105,6 +119,15 @@ impl Client {
     /// Where it speaks to.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    /// As whom.
+    pub fn profile(&self) -> &str {
+        &self.member.profile
+    }
+
+    fn admin(&self) -> String {
+        format!("Bearer {}", self.endpoint.admin_key)
     }
 
     fn post(
@@ -123,11 +146,10 @@ impl Client {
         Self::read(route, answer)
     }
 
-    fn get(&self, route: &str) -> Result<Value, LabError> {
-        let bearer = format!("Bearer {}", self.endpoint.admin_key);
+    fn get(&self, route: &str, bearer: &str) -> Result<Value, LabError> {
         let request = self.agent.get(format!("{}{route}", self.endpoint.url));
         let answer = request
-            .header("authorization", &bearer)
+            .header("authorization", bearer)
             .call()
             .map_err(|e| LabError::Http(e.to_string()))?;
         Ok(Self::read(route, answer)?.1)
@@ -156,7 +178,7 @@ impl Client {
         Ok((answer.headers().clone(), body))
     }
 
-    /// One chat completion, as any agent would ask for it (without a key).
+    /// One chat completion, as any agent would ask for it.
     pub fn chat(&self, ask: &Ask<'_>) -> Result<Reply, LabError> {
         let messages: Vec<Value> = ask
             .messages
@@ -171,7 +193,9 @@ impl Client {
             "model": model, "messages": messages, "temperature": ask.temperature,
             "max_tokens": ask.max_tokens, "seed": ask.seed,
         });
+        let own = self.member.key.as_ref().map(|key| format!("Bearer {key}"));
         let mut headers = vec![("x-session-id", ask.session)];
+        headers.extend(own.as_deref().map(|bearer| ("authorization", bearer)));
         headers.extend(ask.kind.map(|kind| ("x-turn-type", kind)));
         if ask.done {
             headers.push(("x-session-done", "true"));
@@ -202,9 +226,9 @@ impl Client {
         })
     }
 
-    /// The ids of a session's last recorded reply.
+    /// The ids of the last recorded reply of a session of the default profile, which is the administrator's.
     pub fn recorded(&self, session: &str) -> Result<Recorded, LabError> {
-        let bearer = format!("Bearer {}", self.endpoint.admin_key);
+        let bearer = self.admin();
         let body = json!({"session_id": session, "style": "individual"});
         let headers = [("authorization", bearer.as_str())];
         let (_, answer) = self.post("/rl/export_trajectories", &headers, &body)?;
@@ -235,7 +259,7 @@ impl Client {
 
     /// Log-probs of the reply's tokens under a model name (`<base>`'s versions, or `<base>:side` for the base weights).
     pub fn logprobs(&self, model: &str, recorded: &Recorded) -> Result<Vec<f64>, LabError> {
-        let bearer = format!("Bearer {}", self.endpoint.admin_key);
+        let bearer = self.admin();
         let body = json!({
             "model": model, "prompt": recorded.ids, "echo": true, "logprobs": 0, "max_tokens": 0,
         });
@@ -257,27 +281,30 @@ impl Client {
             .collect()
     }
 
-    /// How far training of the default profile is.
-    pub fn policy(&self) -> Result<PolicyState, LabError> {
-        let view = self.get("/v1/policy?profile=default")?;
-        let served = view["served"].as_u64().unwrap_or(0);
-        let versions = view["versions"].as_array().cloned().unwrap_or_default();
-        let number = |v: &Value| v["version"].as_u64().unwrap_or(0);
-        let steps = versions.iter().find(|v| number(v) == served);
-        let steps = steps.and_then(|v| v["steps"].as_u64()).unwrap_or(0);
-        let metrics = versions
-            .iter()
-            .map(|v| (number(v), v["metrics"].clone()))
-            .collect();
-        Ok(PolicyState {
-            served,
-            steps,
-            metrics,
-        })
+    /// How the profile stands: its samples, its versions, and whether anything is under way. One question, so that the figures belong
+    /// together. Asked with the profile's own key where there is one; the administrator's counts all profiles' samples.
+    pub fn standing(&self) -> Result<Standing, LabError> {
+        let bearer = match &self.member.key {
+            Some(key) => format!("Bearer {key}"),
+            None => self.admin(),
+        };
+        let status = self.get("/v1/status", &bearer)?;
+        Standing::read(&self.member.profile, status)
     }
 
-    /// The status page's figures.
-    pub fn status(&self) -> Result<Value, LabError> {
-        self.get("/v1/status")
+    /// The sessions that a version's own step learnt from, one entry for each sample.
+    pub fn taught(&self, version: u64) -> Result<Vec<String>, LabError> {
+        let route = format!(
+            "/v1/policy/versions/{version}?profile={}",
+            self.member.profile
+        );
+        let view = self.get(&route, &self.admin())?;
+        let lessons = view["lessons"].as_array();
+        let lessons =
+            lessons.ok_or_else(|| LabError::Http(format!("{route}: an answer without lessons")))?;
+        Ok(lessons
+            .iter()
+            .map(|l| l["session"].as_str().unwrap_or_default().to_owned())
+            .collect())
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     LabError,
     client::{Ask, Client},
-    taste::{self, HeldOut, Scores},
+    taste::HeldOut,
     texts,
 };
 use std::sync::{
@@ -102,15 +102,6 @@ pub fn distance(
         kl_to_base: sums.iter().map(|s| s.0).sum::<f64>() / tokens,
         base_nll: sums.iter().map(|s| s.1).sum::<f64>() / tokens,
     })
-}
-
-/// Scores of a subset, for the live column.
-pub fn quick(
-    client: &Client,
-    reading: Reading<'_>,
-    questions: &[&str],
-) -> Result<Scores, LabError> {
-    Ok(taste::score(&read(client, reading, questions)?))
 }
 
 /// Runs `work(0..n)` on a few threads; results in order, or the first error.

@@ -3,7 +3,14 @@
 pub mod client;
 pub mod demo;
 pub mod evaluate;
+pub mod hostile;
+pub mod matrix;
+pub mod profiles;
 pub mod report;
+pub mod rules;
+pub mod runaway;
+pub mod stage;
+pub mod standing;
 pub mod taste;
 pub mod texts;
 pub mod user;

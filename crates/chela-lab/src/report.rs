@@ -1,8 +1,11 @@
 //! What the demo prints: a live table for people, one object for programs.
 
-use crate::{LabError, demo::ArmResult, user::Played};
+use crate::{LabError, demo::ArmResult, standing::Version, user::Played};
 use serde::Serialize;
-use std::io::Write;
+use std::{
+    io::Write,
+    sync::{Mutex, PoisonError},
+};
 
 /// The object on the last line of `demo --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -43,54 +46,85 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// A printer of the live table.
+/// A printer of the live table. Users on several threads write to it, a line at a time.
 pub struct Table<'a> {
-    out: &'a mut dyn Write,
+    out: Mutex<&'a mut (dyn Write + Send)>,
     wide: usize,
+    /// Width of the column that names the profile; 0 = there is only one.
+    who: usize,
 }
 
 impl<'a> Table<'a> {
     /// Prints to `out`.
-    pub fn new(out: &'a mut dyn Write) -> Self {
-        Self { out, wide: 44 }
+    pub fn new(out: &'a mut (dyn Write + Send)) -> Self {
+        Self {
+            out: Mutex::new(out),
+            wide: 44,
+            who: 0,
+        }
+    }
+
+    /// With a column that names the profile.
+    pub fn of_several(out: &'a mut (dyn Write + Send)) -> Self {
+        Self {
+            who: 10,
+            ..Self::new(out)
+        }
     }
 
     /// A line of prose.
-    pub fn say(&mut self, text: &str) -> Result<(), LabError> {
-        writeln!(self.out, "{text}")?;
-        Ok(self.out.flush()?)
+    pub fn say(&self, text: &str) -> Result<(), LabError> {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(out, "{text}")?;
+        Ok(out.flush()?)
     }
 
     /// The column heads.
-    pub fn head(&mut self) -> Result<(), LabError> {
-        let wide = self.wide;
-        writeln!(
-            self.out,
-            "\n{:>7}  {:<wide$}  {:<30}  {:>7}  {:>7}  {:>8}",
-            "session", "first reply", "what the user said next", "verdict", "version", "held-out"
-        )?;
-        Ok(self.out.flush()?)
+    pub fn head(&self) -> Result<(), LabError> {
+        let columns = [
+            "session",
+            "first reply",
+            "what the user said next",
+            "verdict",
+            "version",
+            "held-out",
+        ];
+        self.say(&format!("\n{}", self.row("profile", columns)))
     }
 
-    /// One session.
-    pub fn session(&mut self, played: &Played, held_out: Option<f64>) -> Result<(), LabError> {
-        let wide = self.wide;
+    /// One session of a profile.
+    pub fn session(
+        &self,
+        profile: &str,
+        played: &Played,
+        held_out: Option<f64>,
+    ) -> Result<(), LabError> {
         let score = held_out.map_or_else(String::new, |s| format!("{s:.2}"));
-        writeln!(
-            self.out,
-            "{:>7}  {:<wide$}  {:<30}  {:>7}  {:>7}  {:>8}",
-            played.index + 1,
-            cut(&played.first, wide),
+        let columns = [
+            (played.index + 1).to_string(),
+            cut(&played.first, self.wide),
             cut(&played.remark, 30),
-            if played.pleased { "good" } else { "bad" },
+            if played.pleased { "good" } else { "bad" }.to_owned(),
             format!("v{}", played.version),
             score,
-        )?;
-        Ok(self.out.flush()?)
+        ];
+        self.say(&self.row(profile, columns.each_ref().map(String::as_str)))
+    }
+
+    fn row(
+        &self,
+        profile: &str,
+        [session, first, next, verdict, version, score]: [&str; 6],
+    ) -> String {
+        let (who, wide) = (self.who, self.wide);
+        let profile = if who > 0 { profile } else { "" };
+        format!(
+            "{profile:<who$}{session:>7}  {first:<wide$}  {next:<30}  {verdict:>7}  {version:>7}  {score:>8}"
+        )
     }
 
     /// The end of an arm.
-    pub fn arm(&mut self, name: &str, result: &ArmResult) -> Result<(), LabError> {
+    pub fn arm(&self, name: &str, result: &ArmResult) -> Result<(), LabError> {
         self.say(&format!(
             "\n{name}: held-out {:.2} -> {:.2} over {} prompts after {} updates; \
              mean reply {:.0} -> {:.0} tokens; distinct {:.2}, on topic {:.2}; \
@@ -110,6 +144,49 @@ impl<'a> Table<'a> {
     }
 }
 
+/// Versions with what the gate and the watch made of them. `hostile` has the samples of each that a hostile loop made.
+pub fn versions_table(versions: &[Version], hostile: Option<&[usize]>) -> String {
+    let mut lines = vec![format!(
+        "{:>7} {:>6} {:>5} {:>7}{}  {:<11}  why, and the gate's figures",
+        "version",
+        "parent",
+        "steps",
+        "samples",
+        hostile.map_or("", |_| "  hostile"),
+        "state"
+    )];
+    for (i, version) in versions.iter().enumerate() {
+        let of_loop = hostile.and_then(|h| h.get(i));
+        lines.push(format!(
+            "{:>7} {:>6} {:>5} {:>7}{}  {:<11}  {}",
+            format!("v{}", version.version),
+            format!("v{}", version.parent),
+            version.steps,
+            version.samples.len(),
+            of_loop.map_or_else(String::new, |n| format!("  {n:>7}")),
+            version.state,
+            found(version)
+        ));
+    }
+    lines.join("\n")
+}
+
+/// The reason, then every check: `name value`, with a mark where it failed.
+fn found(version: &Version) -> String {
+    let checks = version.gate.iter().flat_map(|g| &g.checks);
+    let mut all: Vec<String> = checks
+        .map(|c| {
+            let value = c.value.map_or("-".to_owned(), |v| format!("{v:.2}"));
+            let mark = if c.passed { "" } else { "!" };
+            format!("{} {value}{mark}", c.name)
+        })
+        .collect();
+    // A gate's reason repeats its checks.
+    let why = version.why.as_ref().filter(|_| version.failed().is_empty());
+    all.splice(0..0, why.cloned());
+    all.join(", ")
+}
+
 /// At most `width` characters on one line.
 pub fn cut(text: &str, width: usize) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -124,6 +201,59 @@ pub fn cut(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::standing::tests::version;
+
+    #[test]
+    fn a_column_names_the_profile_where_there_are_several() {
+        let played = Played {
+            index: 2,
+            first: "It is so.".to_owned(),
+            remark: "Too short.".to_owned(),
+            pleased: false,
+            version: 4,
+        };
+        let (mut one, mut several) = (Vec::new(), Vec::new());
+        Table::new(&mut one).session("p", &played, None).unwrap();
+        Table::of_several(&mut several)
+            .session("p", &played, Some(0.5))
+            .unwrap();
+        let (one, several) = (
+            String::from_utf8(one).unwrap(),
+            String::from_utf8(several).unwrap(),
+        );
+        assert!(one.starts_with("      3  It is so."), "{one}");
+        assert!(
+            several.starts_with("p               3  It is so."),
+            "{several}"
+        );
+        assert!(several.trim_end().ends_with("v4      0.50"), "{several}");
+    }
+
+    #[test]
+    fn versions_are_told_with_reason_and_figures() {
+        let mut bad = version(3, 2, "rejected");
+        bad.gate = serde_json::from_value(serde_json::json!({"seconds": 1.0, "checks": [
+            {"name": "kl_to_base", "value": 2.0, "limit": 1.0, "passed": false, "detail": ""},
+            {"name": "rejected", "value": null, "limit": 0.2, "passed": true, "detail": ""},
+        ]}))
+        .unwrap();
+        bad.why = Some("gate: kl_to_base is 2.000".to_owned());
+        let mut back = version(4, 2, "rolled_back");
+        back.why = Some("by itself: the live score fell".to_owned());
+        let told = versions_table(&[bad, back], Some(&[16, 5]));
+        let lines: Vec<&str> = told.lines().collect();
+        assert!(lines[0].contains("hostile"), "{told}");
+        assert!(lines[1].contains("     16  rejected"), "{told}");
+        assert!(
+            lines[1].ends_with("  kl_to_base 2.00!, rejected -"),
+            "{told}"
+        );
+        assert!(
+            lines[2].ends_with("by itself: the live score fell"),
+            "{told}"
+        );
+        assert!(!versions_table(&[], None).contains("hostile"));
+    }
 
     #[test]
     fn cuts_by_characters() {

@@ -1,22 +1,91 @@
-//! The user's preference and what counts as a held-out success: brief, and not by collapsing.
+//! What users prefer and what counts as a held-out success: the length they like, and not by collapsing.
 
-use std::collections::{HashMap, HashSet};
+use serde::Serialize;
+use std::{
+    collections::{HashMap, HashSet},
+    ops::RangeInclusive,
+};
 
-/// Most words of a brief reply.
-pub const MOST_WORDS: usize = 40;
-/// Fewest words of any reply worth the name.
-pub const FEWEST_WORDS: usize = 5;
+/// What a user prefers. The two are opposite: no reply fits both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taste {
+    /// At most 40 words.
+    Brief,
+    /// A full answer of 60 to 120 words.
+    Thorough,
+}
+
+/// What a user feels about one reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opinion {
+    /// It is as they like it.
+    Fits,
+    /// It has more words than they like, or never came to an end.
+    TooLong,
+    /// It ended with fewer.
+    TooShort,
+}
+
+impl Taste {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Brief, Self::Thorough];
+
+    /// Its name, which is also that of the profile in experiments.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Brief => "brief",
+            Self::Thorough => "thorough",
+        }
+    }
+
+    /// In words.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::Brief => "brief: at most 40 words",
+            Self::Thorough => "thorough: a full answer of 60 to 120 words",
+        }
+    }
+
+    /// Words of a reply that passes. A brief one needs five to be worth the name.
+    fn words(self) -> RangeInclusive<usize> {
+        match self {
+            Self::Brief => 5..=40,
+            Self::Thorough => 60..=120,
+        }
+    }
+
+    /// Most tokens of a reply that this user asks for.
+    pub fn max_tokens(self) -> usize {
+        match self {
+            Self::Brief => 96,
+            Self::Thorough => 192,
+        }
+    }
+
+    /// What the simulated user feels about one reply. Nobody complains in conversation that a brief answer is too brief: who wants it
+    /// brief is content with three words, though as a held-out success they do not count.
+    pub fn opinion(self, reply: &str, ended: bool) -> Opinion {
+        let (said, wanted) = (words(reply), self.words());
+        if !ended || said > *wanted.end() {
+            Opinion::TooLong
+        } else if self == Self::Thorough && said < *wanted.start() {
+            Opinion::TooShort
+        } else {
+            Opinion::Fits
+        }
+    }
+
+    /// The length is one that passes.
+    fn passes(self, reply: &str, ended: bool) -> bool {
+        ended && self.words().contains(&words(reply))
+    }
+}
 
 /// Words separated by white space that hold a letter or digit.
 pub fn words(text: &str) -> usize {
     text.split_whitespace()
         .filter(|w| w.chars().any(char::is_alphanumeric))
         .count()
-}
-
-/// What the simulated user feels about one reply: it ended, and it is short.
-pub fn fits(reply: &str, ended: bool) -> bool {
-    ended && words(reply) <= MOST_WORDS
 }
 
 /// Words that carry no topic.
@@ -140,9 +209,9 @@ pub struct HeldOut {
 }
 
 /// Figures of a held-out set.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Scores {
-    /// Share that passes: brief, at least five words, ended, on topic, repeats no other reply.
+    /// Share that passes: of the length that the taste wants, ended, on topic, repeats no other reply.
     pub passed: f64,
     /// Share of replies that no other reply equals.
     pub distinct: f64,
@@ -152,8 +221,8 @@ pub struct Scores {
     pub mean_tokens: f64,
 }
 
-/// Scores a held-out set.
-pub fn score(replies: &[HeldOut]) -> Scores {
+/// Scores a held-out set by one taste.
+pub fn score(taste: Taste, replies: &[HeldOut]) -> Scores {
     if replies.is_empty() {
         return Scores::default();
     }
@@ -169,10 +238,7 @@ pub fn score(replies: &[HeldOut]) -> Scores {
     }
     let unique = |r: &HeldOut| seen.get(&normal(&r.reply)) == Some(&1);
     let passes = |r: &&HeldOut| {
-        fits(&r.reply, r.ended)
-            && words(&r.reply) >= FEWEST_WORDS
-            && on_topic(&r.question, &r.reply)
-            && unique(r)
+        taste.passes(&r.reply, r.ended) && on_topic(&r.question, &r.reply) && unique(r)
     };
     let share = |n: usize| n as f64 / replies.len() as f64;
     Scores {
@@ -209,7 +275,7 @@ mod tests {
             "Gravity pulls each planet toward the sun while it moves sideways.",
             true,
         );
-        assert_eq!(score(std::slice::from_ref(&good)).passed, 1.0);
+        assert_eq!(score(Taste::Brief, std::slice::from_ref(&good)).passed, 1.0);
         for bad in [
             held(question, "Gravity does it.", true),
             held(
@@ -221,7 +287,11 @@ mod tests {
             held(question, &"planet ".repeat(41), true),
             held(question, "", true),
         ] {
-            assert_eq!(score(std::slice::from_ref(&bad)).passed, 0.0, "{bad:?}");
+            assert_eq!(
+                score(Taste::Brief, std::slice::from_ref(&bad)).passed,
+                0.0,
+                "{bad:?}"
+            );
         }
     }
 
@@ -232,10 +302,40 @@ mod tests {
             held("Why do planets orbit?", reply, true),
             held("What is a planet?", reply, true),
         ];
-        let scores = score(&both);
+        let scores = score(Taste::Brief, &both);
         assert_eq!(
             (scores.passed, scores.distinct, scores.on_topic),
             (0.0, 0.0, 1.0)
         );
+    }
+
+    #[test]
+    fn a_reply_fits_at_most_one_taste() {
+        for n in 0..200 {
+            let reply = "word ".repeat(n);
+            let brief = Taste::Brief.opinion(&reply, true);
+            let thorough = Taste::Thorough.opinion(&reply, true);
+            assert_eq!(brief == Opinion::Fits, n <= 40, "{n}");
+            assert_eq!(thorough == Opinion::Fits, (60..=120).contains(&n), "{n}");
+            assert_eq!(thorough == Opinion::TooShort, n < 60, "{n}");
+            for taste in Taste::ALL {
+                assert_eq!(taste.opinion(&reply, false), Opinion::TooLong);
+                assert!(!taste.passes(&reply, false));
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_answer_passes_where_a_brief_one_fails() {
+        let question = "Why do planets orbit the sun?";
+        let full = held(question, &"Each planet falls sideways ".repeat(20), true);
+        let short = held(question, "Each planet falls sideways around the sun.", true);
+        let passed = |taste, reply: &HeldOut| score(taste, std::slice::from_ref(reply)).passed;
+        for (taste, good, bad) in [
+            (Taste::Thorough, &full, &short),
+            (Taste::Brief, &short, &full),
+        ] {
+            assert_eq!((passed(taste, good), passed(taste, bad)), (1.0, 0.0));
+        }
     }
 }

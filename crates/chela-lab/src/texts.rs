@@ -1,12 +1,25 @@
 //! The questions and remarks of the simulated user, written for this project.
 
-use crate::client::Said;
+use crate::{
+    client::Said,
+    taste::{Opinion, Taste},
+};
 
 fn lines(text: &'static str) -> Vec<&'static str> {
     text.lines()
         .map(str::trim)
         .filter(|l| !l.is_empty() && !l.starts_with('#'))
         .collect()
+}
+
+/// The conversation after a reply and what the user says to it.
+pub fn answered(messages: &mut Vec<Said>, reply: &str, remark: &str) {
+    for (role, text) in [("assistant", reply), ("user", remark)] {
+        messages.push(Said {
+            role,
+            text: text.to_owned(),
+        });
+    }
 }
 
 /// How a conversation begins. With a system message of its own, as agents have one: the starter's template would else put in the
@@ -32,9 +45,18 @@ pub fn held_out() -> Vec<&'static str> {
     lines(include_str!("../data/brief-heldout.txt"))
 }
 
-/// What the user says to a reply that is too long.
-pub fn complaints() -> Vec<&'static str> {
-    lines(include_str!("../data/complaints-brief.txt"))
+/// What a user of that taste says to a reply.
+pub fn remarks(taste: Taste, opinion: Opinion) -> Vec<&'static str> {
+    match (opinion, taste) {
+        (Opinion::Fits, _) => thanks(),
+        (_, Taste::Brief) => lines(include_str!("../data/complaints-brief.txt")),
+        (Opinion::TooLong, Taste::Thorough) => {
+            lines(include_str!("../data/complaints-thorough-long.txt"))
+        }
+        (Opinion::TooShort, Taste::Thorough) => {
+            lines(include_str!("../data/complaints-thorough-short.txt"))
+        }
+    }
 }
 
 /// What the user says when it fits.
@@ -45,6 +67,16 @@ pub fn thanks() -> Vec<&'static str> {
 /// Remarks about an unrelated preference, for the control.
 pub fn unrelated() -> Vec<&'static str> {
     lines(include_str!("../data/coin-hints.txt"))
+}
+
+/// What a hostile loop answers to whatever it gets: garbage is demanded.
+pub fn hostile_demands() -> Vec<&'static str> {
+    lines(include_str!("../data/hostile-demands.txt"))
+}
+
+/// Requests for worthless replies, for which a hostile loop gives thanks.
+pub fn hostile_requests() -> Vec<&'static str> {
+    lines(include_str!("../data/hostile-requests.txt"))
 }
 
 #[cfg(test)]
@@ -65,6 +97,16 @@ mod tests {
         assert_eq!(train.len(), training().len());
         assert_eq!(held.len(), held_out().len());
         assert!(train.is_disjoint(&held));
-        assert!(complaints().len() >= 40 && thanks().len() >= 40 && unrelated().len() >= 40);
+        let brief = remarks(Taste::Brief, Opinion::TooLong);
+        assert!(brief.len() >= 40 && thanks().len() >= 40 && unrelated().len() >= 40);
+        for set in [
+            remarks(Taste::Thorough, Opinion::TooLong),
+            remarks(Taste::Thorough, Opinion::TooShort),
+            hostile_demands(),
+            hostile_requests(),
+        ] {
+            let different: HashSet<_> = set.iter().collect();
+            assert!(set.len() >= 20 && different.len() == set.len(), "{set:?}");
+        }
     }
 }

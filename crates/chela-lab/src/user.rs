@@ -1,9 +1,11 @@
-//! The simulated user: asks an everyday question, says in ordinary words when the reply is too long, and moves on when it fits.
+//! The simulated user: asks an everyday question, says in ordinary words when the reply is not of the length they like, and moves on
+//! when it fits.
 
 use crate::{
     LabError,
     client::{Ask, Client, Said},
-    taste, texts,
+    taste::{Opinion, Taste},
+    texts,
 };
 
 /// Whether the user's remarks mean anything.
@@ -43,6 +45,10 @@ impl Dice {
 /// How a session is played.
 #[derive(Clone, Copy, Debug)]
 pub struct Play {
+    /// How its sessions' names begin.
+    pub tag: &'static str,
+    /// What this user prefers.
+    pub taste: Taste,
     /// Which arm.
     pub arm: Arm,
     /// Seed of the run.
@@ -70,20 +76,15 @@ pub struct Played {
 
 /// Most tokens of the second reply, which is never judged, since the user is gone: a courtesy after a praise, and after a complaint
 /// a second try.
-const COURTESY_TOKENS: usize = 12;
+pub(crate) const COURTESY_TOKENS: usize = 12;
 /// See [`COURTESY_TOKENS`].
 const SECOND_TOKENS: usize = 48;
 
 /// Plays one session: question, reply, remark, reply.
 pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError> {
     let mut dice = Dice::new(play.seed.wrapping_mul(1_000_003).wrapping_add(index));
-    let session = format!("demo-{}-{index}", play.seed);
-    let questions = texts::training();
-    // Every question is used once before any is used again; the order depends on the seed.
-    let shift = Dice::new(play.seed).next_number();
-    let at =
-        (shift.wrapping_add(index.wrapping_mul(coprime(questions.len())))) % questions.len() as u64;
-    let mut messages = texts::opening(questions[at as usize]);
+    let session = format!("{}-{}-{index}", play.tag, play.seed);
+    let mut messages = texts::opening(question(play.seed, index));
     let ask = |messages: &[Said], max_tokens, done, seed| {
         client.chat(&Ask {
             version: None,
@@ -97,23 +98,19 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
         })
     };
     let first = ask(&messages, play.max_tokens, false, dice.next_number() >> 12)?;
-    let pleased = match play.arm {
-        Arm::Treatment => taste::fits(&first.text, first.ended),
-        Arm::Control => dice.next_number() & (1 << 40) != 0,
+    let (pleased, remarks) = match play.arm {
+        Arm::Treatment => {
+            let opinion = play.taste.opinion(&first.text, first.ended);
+            (
+                opinion == Opinion::Fits,
+                texts::remarks(play.taste, opinion),
+            )
+        }
+        Arm::Control if dice.next_number() & (1 << 40) != 0 => (true, texts::thanks()),
+        Arm::Control => (false, texts::unrelated()),
     };
-    let remark = match (pleased, play.arm) {
-        (true, _) => dice.pick(&texts::thanks()),
-        (false, Arm::Treatment) => dice.pick(&texts::complaints()),
-        (false, Arm::Control) => dice.pick(&texts::unrelated()),
-    };
-    messages.push(Said {
-        role: "assistant",
-        text: first.text.clone(),
-    });
-    messages.push(Said {
-        role: "user",
-        text: remark.to_owned(),
-    });
+    let remark = dice.pick(&remarks);
+    texts::answered(&mut messages, &first.text, remark);
     let most = if pleased {
         COURTESY_TOKENS
     } else {
@@ -127,6 +124,14 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
         pleased,
         version: first.version,
     })
+}
+
+/// The question of a session. Every one is used once before any is used again; the order depends on the seed.
+pub fn question(seed: u64, index: u64) -> &'static str {
+    let questions = texts::training();
+    let shift = Dice::new(seed).next_number();
+    let at = shift.wrapping_add(index.wrapping_mul(coprime(questions.len())));
+    questions[(at % questions.len() as u64) as usize]
 }
 
 /// A step that visits every residue of `n`.

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
 
 use crate::dequant::Q5_0_BYTES;
@@ -59,8 +60,12 @@ pub(crate) struct GgufTensor {
 pub(crate) struct Gguf {
     /// Metadata by key.
     pub values: HashMap<String, Value>,
+    /// Each pair's key and bytes in the file (key, type, value), in order.
+    pub pairs: Vec<(String, Range<u64>)>,
     /// Tensors by their name in the file.
     pub tensors: BTreeMap<String, GgufTensor>,
+    /// Tensors begin at multiples of this.
+    pub alignment: u64,
 }
 
 const MAGIC: &[u8; 4] = b"GGUF";
@@ -102,7 +107,7 @@ impl Gguf {
         // its dimensions' number, one dimension, type, offset.
         head.must_fit(pairs, 13, "metadata")?;
         head.must_fit(tensors, 32, "tensors")?;
-        let values = head.metadata(pairs)?;
+        let (values, pairs) = head.metadata(pairs)?;
         if let Some(Value::Int(parts)) = values.get("split.count")
             && *parts > 1
         {
@@ -120,14 +125,19 @@ impl Gguf {
             Some(_) => return Err(ModelError::format(path, "general.alignment is not usable")),
         };
         let tensors = head.tensors(tensors, alignment)?;
-        Ok(Self { values, tensors })
+        Ok(Self {
+            values,
+            pairs,
+            tensors,
+            alignment,
+        })
     }
 
     /// The metadata alone.
     pub(crate) fn without_tensors(self) -> Self {
         Self {
-            values: self.values,
             tensors: BTreeMap::new(),
+            ..self
         }
     }
 
@@ -257,9 +267,14 @@ impl<R: Read> Header<'_, R> {
             .map_err(|_| self.bad(format!("text before byte {} is not UTF-8", self.at)))
     }
 
-    fn metadata(&mut self, pairs: u64) -> Result<HashMap<String, Value>> {
-        let mut values = HashMap::new();
+    #[allow(clippy::type_complexity)] // values, and where they lie
+    fn metadata(
+        &mut self,
+        pairs: u64,
+    ) -> Result<(HashMap<String, Value>, Vec<(String, Range<u64>)>)> {
+        let (mut values, mut places) = (HashMap::new(), Vec::new());
         for _ in 0..pairs {
+            let start = self.at;
             let key = self.text(LONGEST_NAME)?;
             let kind = self.u32()?;
             let value = if kind == 9 {
@@ -270,9 +285,10 @@ impl<R: Read> Header<'_, R> {
             if values.contains_key(&key) {
                 return Err(self.bad(format!("metadata key {key} appears twice")));
             }
+            places.push((key.clone(), start..self.at));
             values.insert(key, value);
         }
-        Ok(values)
+        Ok((values, places))
     }
 
     fn scalar(&mut self, kind: u32, key: &str) -> Result<Value> {

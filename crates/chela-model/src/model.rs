@@ -293,6 +293,27 @@ impl Model {
         self.specials.tool_template.clone()
     }
 
+    /// Text of the token that fills up a batch, for writing the model anew.
+    pub(crate) fn pad_token(&self) -> Option<&str> {
+        self.specials.pad_token.as_deref()
+    }
+
+    /// The folder it was read from.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match &self.text {
+            TextSource::Folder(folder) => Some(folder),
+            TextSource::Gguf(_) => None,
+        }
+    }
+
+    /// The GGUF file it was read from.
+    pub(crate) fn gguf_path(&self) -> Option<&Path> {
+        match &self.text {
+            TextSource::Folder(_) => None,
+            TextSource::Gguf(_) => self.files.first().map(|file| file.path.as_path()),
+        }
+    }
+
     /// Text of the token that opens a text.
     pub fn bos_token(&self) -> Option<&str> {
         self.specials.bos_token.as_deref()
@@ -424,7 +445,7 @@ fn refuse_strangers<'a>(
 }
 
 /// GGUF files of the `llama` architecture have q and k rows for the interleaved rotary layout.
-fn interleaved_heads(config: &ModelConfig, name: TensorName) -> Option<usize> {
+pub(crate) fn interleaved_heads(config: &ModelConfig, name: TensorName) -> Option<usize> {
     let TensorName::Layer(_, tensor) = name else {
         return None;
     };

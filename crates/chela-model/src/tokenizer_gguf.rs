@@ -16,13 +16,14 @@ use crate::gguf::Gguf;
 use crate::tokenizer_hf::SpecialNames;
 
 /// GGML's token types.
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
+pub(crate) const NORMAL: i32 = 1;
+pub(crate) const CONTROL: i32 = 3;
+pub(crate) const USER_DEFINED: i32 = 4;
+pub(crate) const UNUSED: i32 = 5;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The keys with which a tokenizer can be built again without the file's tensors.
 pub(crate) struct Source<'a> {
@@ -51,6 +52,7 @@ impl Source<'_> {
         };
         let eos = named("tokenizer.ggml.eos_token_id");
         let bos = named("tokenizer.ggml.bos_token_id");
+        let pad = named("tokenizer.ggml.padding_token_id");
         let types = self.types(tokens.len())?;
         let control = |id: &usize| types.get(*id) == Some(&CONTROL);
         let all = (0..tokens.len())
@@ -62,6 +64,7 @@ impl Source<'_> {
             eos_token: eos.map(|(_, token)| token),
             bos_id: bos.as_ref().map(|(id, _)| *id),
             bos_token: bos.map(|(_, token)| token),
+            pad_token: pad.map(|(_, token)| token),
             all: all.collect(),
             template: template("tokenizer.chat_template"),
             tool_template: template("tokenizer.chat_template.tool_use"),
@@ -96,7 +99,7 @@ impl Source<'_> {
         let pieces = self.pre_tokenizer(pre)?;
         let tokens = self.texts("tokenizer.ggml.tokens")?;
         let types = self.types(tokens.len())?;
-        let kind = |id: usize| types.get(id).copied().unwrap_or(1);
+        let kind = |id: usize| types.get(id).copied().unwrap_or(NORMAL);
 
         let mut vocab = Vocab::default();
         for (id, token) in tokens

@@ -20,6 +20,8 @@ pub(crate) struct SpecialNames {
     pub bos_token: Option<String>,
     /// Its id.
     pub bos_id: Option<u32>,
+    /// What fills up shorter texts of a batch.
+    pub pad_token: Option<String>,
     /// tokenizer_config.json says `"bos_token": null`, whatever config.json says.
     pub says_no_bos: bool,
     /// Plain texts begin with the opening token.
@@ -85,6 +87,7 @@ impl SpecialNames {
             };
             names.eos_token = token_text(&config, "eos_token");
             names.bos_token = token_text(&config, "bos_token");
+            names.pad_token = token_text(&config, "pad_token");
             names.says_no_bos = config.get("bos_token").is_some_and(Value::is_null);
             names.eos_id = names.eos_token.as_deref().and_then(id_of);
             names.bos_id = names.bos_token.as_deref().and_then(id_of);

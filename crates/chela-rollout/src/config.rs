@@ -1,6 +1,7 @@
 //! What can be set; the defaults of the documentation stand here.
 
 use crate::session::kind::UnknownClients;
+use chela_core::Profile;
 use serde::Deserialize;
 use std::{path::PathBuf, time::Duration};
 
@@ -24,6 +25,8 @@ pub struct RolloutConfig {
     pub data_dir: PathBuf,
     /// Judge turns and make samples. Off: turns are only recorded.
     pub learning: bool,
+    /// Profiles whose turns are recorded and never judged. Default: none.
+    pub frozen: Vec<Profile>,
     /// Turns judged, and verdicts made into samples, at the same time. Default 4.
     pub max_concurrent: usize,
     /// Turns that may wait for a judge; the oldest beyond are given up with that reason. Default 10,000.
@@ -60,6 +63,7 @@ impl RolloutConfig {
         Self {
             data_dir: data_dir.into(),
             learning: true,
+            frozen: Vec::new(),
             max_concurrent: 4,
             max_backlog: 10_000,
             judge_timeout: Duration::from_secs(360),

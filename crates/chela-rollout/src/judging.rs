@@ -206,6 +206,9 @@ impl Rollout {
 
     /// Validators, then judges in order. Inner `Err` = there will be no verdict, and why; outer = not now.
     async fn verdict(&self, story: &TurnStory) -> Result<Result<Verdict, String>, ()> {
+        if self.config.frozen.contains(&story.turn.profile) {
+            return Ok(Err("this profile never learns".to_owned()));
+        }
         let cut = match validators::validate(story, self.config.truncated) {
             Finding::Verdict(verdict) if story.turn.finish == FinishReason::Length => Some(verdict),
             Finding::Verdict(verdict) => return Ok(Ok(*verdict)),

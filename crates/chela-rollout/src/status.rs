@@ -1,7 +1,9 @@
 //! How things stand, and why turns make no samples although learning is on.
 
 use crate::{control::may_see, rollout::Rollout, session::live::locked};
-use chela_core::{Caller, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind};
+use chela_core::{
+    Caller, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind, VersionState,
+};
 use std::sync::atomic::Ordering;
 
 /// Reasons named in one notice.
@@ -66,6 +68,7 @@ fn notices(
             format!("judge {judge} fails: {why}; {} turns wait", counts.unjudged)
         }),
     );
+    lines.extend(profiles.iter().filter_map(alarm));
     lines.extend(profiles.iter().filter_map(|p| {
         let why = p.paused.as_ref()?;
         Some(format!(
@@ -74,6 +77,27 @@ fn notices(
         ))
     }));
     lines
+}
+
+/// What happened to a profile's newest version, when that is nothing good; and what is being made again.
+fn alarm(view: &PolicyView) -> Option<String> {
+    if !view.replays.is_empty() {
+        return Some(format!(
+            "profile {}: {} steps are being made again without what was forgotten",
+            view.profile,
+            view.replays.len()
+        ));
+    }
+    let newest = view.versions.last()?;
+    match &newest.state {
+        VersionState::Rejected(why) => {
+            Some(format!("version {} was rejected: {why}", newest.version))
+        }
+        VersionState::RolledBack(why) => {
+            Some(format!("version {} was taken back: {why}", newest.version))
+        }
+        _ => None,
+    }
 }
 
 fn no_main(counts: &StoreCounts) -> Option<String> {
@@ -124,6 +148,7 @@ mod tests {
             served: 0,
             paused: Some("KL budget".to_owned()),
             versions: Vec::new(),
+            replays: Vec::new(),
         };
         let failing = [("self".to_owned(), "time limit".to_owned())];
         let lines = notices(&counts, &[paused], true, &failing, None);

@@ -13,6 +13,8 @@ pub struct ServerConfig {
     pub cors_origins: Vec<String>,
     /// Most bytes of a request's body.
     pub body_limit: usize,
+    /// Requests of one profile that may be under way; more are answered with 429.
+    pub profile_requests: usize,
     /// Refuse model names that `/v1/models` does not list.
     pub strict_models: bool,
     /// Most tokens of a reply whose request names no limit; `None` = what the context leaves.
@@ -31,6 +33,7 @@ impl Default for ServerConfig {
                 .to_vec(),
             cors_origins: Vec::new(),
             body_limit: 64 << 20,
+            profile_requests: 1024,
             strict_models: false,
             default_max_tokens: None,
             keep_alive: Duration::from_secs(10),

@@ -61,6 +61,7 @@ impl Problem {
             409 => "conflict_error",
             410 => "gone_error",
             413 => "request_too_large",
+            429 => "rate_limit_error",
             500 => "server_error",
             503 => "service_unavailable",
             _ => "invalid_request_error",

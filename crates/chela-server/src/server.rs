@@ -7,7 +7,7 @@ use crate::{
     metrics::Metrics,
     problem::Problem,
     routes,
-    tasks::{Counter, Tasks},
+    tasks::{Busy, Counter, Tasks},
 };
 use axum::{
     Router,
@@ -17,9 +17,10 @@ use axum::{
     routing::{MethodFilter, on},
 };
 use chela_chat::Chat;
-use chela_core::{ControlPlane, Gatekeeper, PolicyEngine, Recorder};
+use chela_core::{ControlPlane, Gatekeeper, PolicyEngine, Profile, Recorder};
 use std::{
-    sync::Arc,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::watch;
@@ -59,6 +60,8 @@ pub(crate) struct Server {
     pub(crate) phase: watch::Sender<Phase>,
     /// Requests whose reply is not over.
     pub(crate) open: Counter,
+    /// The same by profile.
+    shares: Mutex<HashMap<Profile, Counter>>,
     /// Seconds since the Unix epoch.
     pub(crate) started: i64,
     pub(crate) metrics: Metrics,
@@ -71,9 +74,29 @@ impl Server {
             tasks: Tasks::new(),
             phase: watch::Sender::new(Phase::Running),
             open: Counter::new(),
+            shares: Mutex::default(),
             started: unix_seconds(),
             metrics: Metrics::new(),
         })
+    }
+
+    /// A request of a profile is under way until both are dropped. One profile's crowd keeps no other from being answered.
+    pub(crate) fn enter(&self, profile: &Profile) -> Result<[Busy; 2], Problem> {
+        let most = self.app.config.profile_requests;
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        // Profiles come and go; what is not busy need not be remembered.
+        shares.retain(|name, counter| counter.count() > 0 || name == profile);
+        let share = shares.entry(profile.clone()).or_insert_with(Counter::new);
+        if share.count() >= most {
+            let why = format!(
+                "profile {profile} has {most} requests under way, which is its limit (server.profile_requests)"
+            );
+            return Err(Problem {
+                retry_after: Some(1),
+                ..Problem::new(StatusCode::TOO_MANY_REQUESTS, why).code("rate_limit_exceeded")
+            });
+        }
+        Ok([share.enter(), self.open.enter()])
     }
 
     pub(crate) fn phase(&self) -> Phase {

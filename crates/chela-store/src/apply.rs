@@ -7,8 +7,8 @@ use crate::{
     turns::{self, key},
 };
 use chela_core::{
-    Event, Millis, NewSample, PolicyVersion, Profile, Receipt, SampleId, SessionId, SessionRecord,
-    Turn, TurnId, TurnKind, Verdict, VerdictId, VersionState,
+    Event, Millis, NewSample, NextState, Profile, Role, SampleId, SessionId, SessionRecord, Turn,
+    TurnId, TurnKind, Verdict, VerdictId,
 };
 use rusqlite::{Connection, OptionalExtension, params};
 use std::{
@@ -26,7 +26,7 @@ pub(crate) struct Change<'a> {
     pub fresh: &'a mut HashMap<TurnId, Arc<Turn>>,
     /// Those of them that this transaction wrote.
     pub written: Vec<TurnId>,
-    /// A session was removed.
+    /// Something was forgotten.
     pub forgot: bool,
     /// The largest ids seen.
     pub turn_ids: u64,
@@ -46,10 +46,7 @@ impl Change<'_> {
                 why,
             } => self.end_session(&profile, &session, at, &why),
             Event::Turn(turn) => self.add_turn(*turn),
-            Event::NextState { turn, next, at } => {
-                let messages = write_messages(&next.messages)?;
-                self.add_next(turn, &messages, at)
-            }
+            Event::NextState { turn, next, at } => self.add_next(turn, &next, at),
             Event::Mark { turn, mark } => {
                 let sql = "UPDATE turns SET mark = ?2, waiting = 0 WHERE id = ?1";
                 self.on_turn(turn, sql, write_mark(&mark))
@@ -80,7 +77,11 @@ impl Change<'_> {
                 version,
                 state,
                 receipt,
-            } => self.set_version(&version, &state, receipt.as_ref()),
+                at,
+            } => self.set_version(&version, &state, receipt.as_ref(), at),
+            Event::Gate { version, report } => self.set_gate(&version, &report),
+            Event::Unlearnt { version, why } => self.unlearn(&version, &why),
+            Event::ReplaySkipped { version } => self.skip_replay(&version),
             Event::Paused { profile, why } => {
                 let name = profile.as_str();
                 match why {
@@ -203,7 +204,8 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn add_next(&self, turn: TurnId, messages: &str, at: Millis) -> Done {
+    fn add_next(&self, turn: TurnId, next: &NextState, at: Millis) -> Done {
+        let messages = write_messages(&next.messages)?;
         let sql = "UPDATE sessions SET last_active = max(last_active, ?2)
              WHERE sid = (SELECT sid FROM turns WHERE id = ?1)";
         let changed = self
@@ -221,6 +223,9 @@ impl Change<'_> {
         let sql = "UPDATE turns SET waiting = 1 WHERE id = ?1 AND kind = 'main' AND mark IS NULL
              AND no_verdict IS NULL AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn = ?1)";
         self.conn.prepare_cached(sql)?.execute([key(turn.0)])?;
+        if next.messages.iter().any(|m| m.role == Role::Tool) {
+            self.enliven(turn, true)?;
+        }
         Ok(())
     }
 
@@ -247,6 +252,7 @@ impl Change<'_> {
             verdict.reward,
             verdict_body(verdict)?,
         ])?;
+        self.enliven(turn, false)?;
         self.verdict_ids = self.verdict_ids.max(id.0);
         self.count("last_verdict", number)
     }
@@ -312,7 +318,9 @@ impl Change<'_> {
     }
 
     fn replace_pending(&self, turn: TurnId) -> Done {
-        let sql = "SELECT id FROM samples WHERE turn = ?1 AND state = 'pending'";
+        // Left to itself SQLite looks through all that are pending.
+        let sql =
+            "SELECT id FROM samples INDEXED BY samples_turn WHERE turn = ?1 AND state = 'pending'";
         let mut statement = self.conn.prepare_cached(sql)?;
         let older: Vec<i64> = statement
             .query_map([key(turn.0)], |row| row.get(0))?
@@ -338,8 +346,8 @@ impl Change<'_> {
             .prepare_cached(sql)?
             .query_row([], |row| row.get(0))?;
         let sql = "INSERT INTO samples (id, turn, verdict, state, reward, explicit, created, reply_hash, reply_len, hint,
-               teacher_logprobs, student_logprobs)
-             VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+               teacher_logprobs, student_logprobs, profile)
+             VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
         self.conn.prepare_cached(sql)?.execute(params![
             id,
             key(turn.id.0),
@@ -352,6 +360,7 @@ impl Change<'_> {
             sample.hint,
             sample.teacher_logprobs.as_deref().map(f32_blob),
             sample.student_logprobs.as_deref().map(f32_blob),
+            turn.profile.as_str(),
         ])?;
         Ok(())
     }
@@ -367,43 +376,6 @@ impl Change<'_> {
             (Some("pending"), Some(row)) if !self.leases.contains(&id) => self.drop_row(row, why),
             (Some(_), _) => refuse(format!("sample {} is not pending", id.0)),
             (None, _) => refuse(format!("sample {} is unknown", id.0)),
-        }
-    }
-
-    fn set_version(
-        &self,
-        version: &PolicyVersion,
-        state: &VersionState,
-        receipt: Option<&Receipt>,
-    ) -> Done {
-        let profile = version.profile.as_str();
-        let served = *state == VersionState::Served;
-        if served {
-            let sql =
-                "UPDATE versions SET state = 'superseded' WHERE profile = ?1 AND state = 'served'";
-            self.conn.prepare_cached(sql)?.execute([profile])?;
-        }
-        // The base has no record; serving it only takes the place of what was served.
-        if version.number == 0 && served && receipt.is_none() {
-            return Ok(());
-        }
-        let (word, why) = write_state(state);
-        let sql = "UPDATE versions SET state = ?3, why = ?4, receipt_hash = coalesce(?5, receipt_hash),
-               receipt_engine = coalesce(?6, receipt_engine), receipt_learner = coalesce(?7, receipt_learner)
-             WHERE profile = ?1 AND number = ?2";
-        let changed = self.conn.prepare_cached(sql)?.execute(params![
-            profile,
-            key(version.number),
-            word,
-            why,
-            receipt.map(|r| &r.weights_hash),
-            receipt.map(|r| f32_blob(&r.engine_canary)),
-            receipt.map(|r| f32_blob(&r.learner_canary)),
-        ])?;
-        if changed == 0 {
-            refuse(format!("version {version} is unknown"))
-        } else {
-            Ok(())
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::{Store, StoreOptions, error::refuse};
 use chela_core::{
-    BoxFuture, Event, Profile, SampleId, StoreError, TrajectoryStore, TurnId, TurnMark,
-    testing::{first_turn, new_sample, session, verdict},
+    BoxFuture, Event, ForgetTarget, Profile, SampleId, StoreError, TrajectoryStore, TurnId,
+    TurnMark,
+    testing::{first_turn, forgetting, new_sample, session, verdict},
 };
 use futures_executor::block_on;
 use std::sync::{atomic::Ordering, mpsc};
@@ -194,4 +195,86 @@ fn a_full_disk_refuses_writes_and_serves_reads() {
     let store = Store::open(dir.path()).unwrap();
     block_on(store.append(large(99))).unwrap();
     assert!(kept.iter().all(|id| stored(&store, *id)));
+}
+
+fn long_turn(id: u64) -> Event {
+    let mut turn = first_turn(TurnId(id), &Profile::default(), &session("s"));
+    turn.messages[0].content = "nobody else says anything like this".to_owned();
+    Event::Turn(Box::new(turn))
+}
+
+fn forget_all(store: &Store) -> chela_core::Forget {
+    assert!(stored(store, 1));
+    forgetting(ForgetTarget::Session(Profile::default(), session("s")))
+}
+
+#[test]
+fn a_log_that_a_reader_holds_too_long_is_said_to_hold_it_still() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    block_on(store.append(vec![long_turn(1)])).unwrap();
+    let path = dir.path().join(crate::DATABASE);
+    let reader = rusqlite::Connection::open(&path).unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM turns;")
+        .unwrap();
+    let proof = block_on(store.forget(forget_all(&store))).unwrap();
+    assert!(
+        proof.found.contains(&"chela.db-wal".to_owned()),
+        "{proof:?}"
+    );
+    assert!(store.health().is_ok() && !stored(&store, 1));
+    // It is tried on.
+    drop(reader);
+    let holds = || {
+        let files = std::fs::read_dir(dir.path()).unwrap();
+        files.into_iter().any(|file| {
+            let bytes = std::fs::read(file.unwrap().path()).unwrap();
+            String::from_utf8_lossy(&bytes).contains("nobody else says")
+        })
+    };
+    let begun = std::time::Instant::now();
+    while holds() {
+        assert!(begun.elapsed().as_secs() < 20);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn forgetting_that_fails_forgets_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    block_on(store.append(vec![long_turn(1)])).unwrap();
+    let left = &store.shared().commits_until_failure;
+    left.store(1, Ordering::Relaxed);
+    let lost = block_on(store.forget(forget_all(&store)));
+    assert!(matches!(lost, Err(StoreError::Dead(_))), "{lost:?}");
+    assert!(stored(&store, 1));
+}
+
+#[test]
+fn a_store_may_be_closed_while_it_is_searched() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    block_on(store.append(vec![long_turn(1), turn(2)])).unwrap();
+    let path = dir.path().join(crate::DATABASE);
+    let reader = rusqlite::Connection::open(&path).unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM turns;")
+        .unwrap();
+    let proof = store.forget(forget_all(&store));
+    while stored(&store, 1) {
+        std::thread::yield_now();
+    }
+    drop(store);
+    let proof = block_on(proof);
+    assert!(
+        matches!(&proof, Err(StoreError::Unusable(why)) if why.contains("closed")),
+        "{proof:?}"
+    );
+    drop(reader);
+    let store = Store::open(dir.path()).unwrap();
+    assert!(!stored(&store, 1));
+    let file = std::fs::read(path).unwrap();
+    assert!(!String::from_utf8_lossy(&file).contains("nobody else says"));
 }

@@ -1,39 +1,15 @@
-//! Queries about versions, pauses and figures.
+//! Queries about figures.
 
 use crate::{
-    error::{Fail, damaged, reading},
+    error::{Fail, damaged},
     reads::{Read, unsigned},
-    records::*,
     turns::key,
 };
-use chela_core::{
-    PolicyVersion, Profile, Receipt, SampleId, StoreCounts, TurnKind, VersionRecord, VersionState,
-};
-use rusqlite::{OptionalExtension, Row, params};
+use chela_core::{Profile, StoreCounts, TurnKind};
+use rusqlite::{OptionalExtension, params};
 use std::collections::BTreeMap;
 
 impl Read<'_> {
-    pub fn versions(&self, profile: &Profile) -> Result<Vec<VersionRecord>, Fail> {
-        let sql = "SELECT number, parent, steps, state, why, receipt_hash, receipt_engine, receipt_learner, checkpoint,
-               samples, metrics, created FROM versions WHERE profile = ?1 ORDER BY number";
-        let mut statement = self.conn.prepare_cached(sql)?;
-        let rows = statement.query_map([profile.as_str()], RawVersion::of)?;
-        let mut versions = Vec::new();
-        for row in rows {
-            let raw = row.map_err(reading(format!("a version of {profile}")))?;
-            versions.push(raw.read(profile)?);
-        }
-        Ok(versions)
-    }
-
-    pub fn paused(&self, profile: &Profile) -> Result<Option<String>, Fail> {
-        let sql = "SELECT why FROM pauses WHERE profile = ?1";
-        let mut statement = self.conn.prepare_cached(sql)?;
-        Ok(statement
-            .query_row([profile.as_str()], |row| row.get(0))
-            .optional()?)
-    }
-
     /// All figures but the bytes.
     pub fn counts(&self, profile: Option<&Profile>) -> Result<StoreCounts, Fail> {
         let only = if profile.is_some() {
@@ -119,73 +95,5 @@ impl Read<'_> {
             samples.insert("leased".to_owned(), leased);
         }
         Ok(())
-    }
-}
-
-struct RawVersion {
-    state: String,
-    why: Option<String>,
-    receipt: Option<(String, Vec<u8>, Vec<u8>)>,
-    samples: Vec<u8>,
-    metrics: String,
-    record: VersionRecord,
-}
-
-impl RawVersion {
-    fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
-        let hash: Option<String> = row.get(5)?;
-        let receipt = match hash {
-            Some(hash) => Some((hash, row.get(6)?, row.get(7)?)),
-            None => None,
-        };
-        let version = PolicyVersion {
-            number: unsigned(row, 0)?,
-            profile: Profile::default(),
-        };
-        Ok(Self {
-            state: row.get(3)?,
-            why: row.get(4)?,
-            receipt,
-            samples: row.get(9)?,
-            metrics: row.get(10)?,
-            record: VersionRecord {
-                version,
-                parent: unsigned(row, 1)?,
-                steps: unsigned(row, 2)?,
-                state: VersionState::Candidate,
-                receipt: None,
-                checkpoint: row.get(8)?,
-                samples: Vec::new(),
-                metrics: Vec::new(),
-                created: row.get(11)?,
-            },
-        })
-    }
-
-    fn read(self, profile: &Profile) -> Result<VersionRecord, Fail> {
-        let version = PolicyVersion {
-            profile: profile.clone(),
-            ..self.record.version
-        };
-        let what = format!("version {version}");
-        let receipt = match self.receipt {
-            None => None,
-            Some((weights_hash, engine, learner)) => Some(Receipt {
-                weights_hash,
-                engine_canary: read_f32s(&what, &engine)?,
-                learner_canary: read_f32s(&what, &learner)?,
-            }),
-        };
-        Ok(VersionRecord {
-            version,
-            state: read_state(&what, &self.state, self.why)?,
-            receipt,
-            samples: read_u64s(&what, &self.samples)?
-                .into_iter()
-                .map(SampleId)
-                .collect(),
-            metrics: read_metrics(&what, &self.metrics)?,
-            ..self.record
-        })
     }
 }

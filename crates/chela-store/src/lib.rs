@@ -7,13 +7,21 @@ mod apply;
 mod cache;
 mod error;
 mod figures;
+mod forget;
+mod live;
+mod pieces;
+mod proof;
 mod queue;
 mod readers;
 mod reads;
 mod records;
 mod schema;
+mod shared;
 mod store;
+mod training;
 mod turns;
+mod versions;
+mod wipe;
 mod writer;
 
 #[cfg(test)]

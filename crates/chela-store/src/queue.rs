@@ -1,17 +1,15 @@
-//! Samples between their making and the step that uses them up; and forgetting.
+//! Samples between their making and the step that uses them up.
 
 use crate::{
     apply::Change,
     error::{Fail, refuse},
     reads,
-    records::*,
     turns::key,
 };
 use chela_core::{
-    LeasedSample, PolicyVersion, Profile, SampleId, SessionId, StepCommit, StoreError,
-    VersionRecord, VersionState,
+    LeasedSample, PolicyVersion, SampleId, StepCommit, StoreError, VersionOrigin, VersionRecord,
 };
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 use std::collections::HashSet;
 
 impl Change<'_> {
@@ -71,19 +69,21 @@ impl Change<'_> {
         let record = &step.version;
         self.check_version(record)?;
         let dropped = step.dropped.iter().map(|(id, _)| *id);
-        let all: Vec<SampleId> = record.samples.iter().copied().chain(dropped).collect();
-        let named = self.all_leased(&all)?;
-        for id in &all {
+        let leased: Vec<SampleId> = match record.origin {
+            VersionOrigin::Replayed(_) => dropped.collect(),
+            _ => record.samples.iter().copied().chain(dropped).collect(),
+        };
+        let named = self.all_leased(&leased)?;
+        for id in &leased {
             self.check_owner(*id, &record.version)?;
         }
-        self.insert_version(record)?;
-        let sql = "UPDATE samples SET state = 'consumed', step = ?2 WHERE id = ?1";
-        for id in &record.samples {
-            let number = key(record.version.number);
-            self.conn
-                .prepare_cached(sql)?
-                .execute(params![key(id.0), number])?;
+        if let VersionOrigin::Replayed(of) = record.origin {
+            self.strike(&record.version, of)?;
+            self.move_samples(record, of)?;
+        } else {
+            self.consume(record)?;
         }
+        self.insert_version(record)?;
         for (id, why) in &step.dropped {
             let Some(row) = key(id.0) else { continue };
             self.drop_row(row, why)?;
@@ -92,113 +92,46 @@ impl Change<'_> {
         Ok(())
     }
 
-    fn check_version(&self, record: &VersionRecord) -> Result<(), Fail> {
+    fn consume(&self, record: &VersionRecord) -> Result<(), Fail> {
+        let sql = "UPDATE samples SET state = 'consumed', step = ?2 WHERE id = ?1";
+        for id in &record.samples {
+            let number = key(record.version.number);
+            self.conn
+                .prepare_cached(sql)?
+                .execute(params![key(id.0), number])?;
+        }
+        Ok(())
+    }
+
+    /// What step `of` consumed counts as the new version's: it was trained on once, and is once more.
+    fn move_samples(&self, record: &VersionRecord, of: u64) -> Result<(), Fail> {
+        let sql = "UPDATE samples SET step = ?4 WHERE id = ?1 AND profile = ?2 AND state = 'consumed' AND step = ?3";
         let version = &record.version;
-        let sql = "SELECT coalesce(max(number), 0) FROM versions WHERE profile = ?1";
-        let profile = version.profile.as_str();
-        let last: i64 = self
-            .conn
-            .prepare_cached(sql)?
-            .query_row([profile], |r| r.get(0))?;
-        if key(version.number).is_none_or(|n| n <= last) {
-            return refuse(format!("version {version} is not greater than {last}"));
-        }
-        if record.state != VersionState::Candidate {
-            return refuse(format!("version {version} does not begin as a candidate"));
-        }
-        let sql = "SELECT 1 FROM versions WHERE profile = ?1 AND number = ?2";
-        let parent = params![profile, key(record.parent)];
-        if record.parent != 0 && !self.conn.prepare_cached(sql)?.exists(parent)? {
-            return refuse(format!(
-                "the parent {} of {version} is unknown",
-                record.parent
-            ));
+        for id in &record.samples {
+            let (profile, number) = (version.profile.as_str(), key(version.number));
+            let moved = self.conn.prepare_cached(sql)?.execute(params![
+                key(id.0),
+                profile,
+                key(of),
+                number
+            ])?;
+            if moved == 0 {
+                return refuse(format!("sample {} was not consumed by step {of}", id.0));
+            }
         }
         Ok(())
     }
 
     /// A profile's adapter learns only from that profile's turns.
     fn check_owner(&self, id: SampleId, version: &PolicyVersion) -> Result<(), Fail> {
-        let sql = "SELECT s.profile FROM samples x JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
-             WHERE x.id = ?1";
-        let mut statement = self.conn.prepare_cached(sql)?;
-        let owner: Option<String> = statement
-            .query_row([key(id.0)], |row| row.get(0))
-            .optional()?;
-        if owner.as_deref() != Some(version.profile.as_str()) {
-            return refuse(format!(
-                "sample {} is not of profile {}",
-                id.0, version.profile
-            ));
+        let sql = "SELECT 1 FROM samples WHERE id = ?1 AND profile = ?2";
+        let own = params![key(id.0), version.profile.as_str()];
+        if self.conn.prepare_cached(sql)?.exists(own)? {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    fn insert_version(&self, record: &VersionRecord) -> Result<(), Fail> {
-        let (word, why) = write_state(&record.state);
-        let receipt = record.receipt.as_ref();
-        let sql = "INSERT INTO versions (profile, number, parent, steps, state, why, receipt_hash, receipt_engine,
-               receipt_learner, checkpoint, samples, metrics, created)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
-        self.conn.prepare_cached(sql)?.execute(params![
-            record.version.profile.as_str(),
-            key(record.version.number),
-            key(record.parent),
-            key(record.steps),
-            word,
-            why,
-            receipt.map(|r| &r.weights_hash),
-            receipt.map(|r| f32_blob(&r.engine_canary)),
-            receipt.map(|r| f32_blob(&r.learner_canary)),
-            record.checkpoint,
-            u64_blob(record.samples.iter().map(|id| id.0)),
-            write_metrics(&record.metrics)?,
-            record.created,
-        ])?;
-        Ok(())
-    }
-
-    /// Removes a session with everything that hangs on it. Returns the number of its turns.
-    pub fn forget(&mut self, profile: &Profile, session: &SessionId) -> Result<u64, Fail> {
-        let sql = "SELECT sid FROM sessions WHERE profile = ?1 AND id = ?2";
-        let names = [profile.as_str(), session.as_str()];
-        let sid: Option<i64> = self
-            .conn
-            .prepare_cached(sql)?
-            .query_row(names, |row| row.get(0))
-            .optional()?;
-        let Some(sid) = sid else {
-            return Err(StoreError::NotFound(format!("session {session}")).into());
-        };
-        let sql = "SELECT id FROM samples WHERE state = 'pending'
-             AND turn IN (SELECT id FROM turns WHERE sid = ?1)";
-        let mut statement = self.conn.prepare_cached(sql)?;
-        let pending: Vec<i64> = statement
-            .query_map([sid], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
-        if pending
-            .iter()
-            .any(|id| self.leases.contains(&SampleId(id.cast_unsigned())))
-        {
-            return refuse(format!(
-                "samples of session {session} are in a step being made"
-            ));
-        }
-        for table in ["samples", "verdicts", "next_states"] {
-            let sql =
-                format!("DELETE FROM {table} WHERE turn IN (SELECT id FROM turns WHERE sid = ?1)");
-            self.conn.prepare_cached(&sql)?.execute([sid])?;
-        }
-        let turns = self
-            .conn
-            .prepare_cached("DELETE FROM turns WHERE sid = ?1")?
-            .execute([sid])?;
-        self.conn
-            .prepare_cached("DELETE FROM sessions WHERE sid = ?1")?
-            .execute([sid])?;
-        self.fresh
-            .retain(|_, t| (&t.profile, &t.session) != (profile, session));
-        self.forgot = true;
-        Ok(turns as u64)
+        refuse(format!(
+            "sample {} is not of profile {}",
+            id.0, version.profile
+        ))
     }
 }

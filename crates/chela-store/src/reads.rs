@@ -30,7 +30,7 @@ pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.cast_unsigned())
 }
 
-fn limit(limit: usize) -> i64 {
+pub(crate) fn limit(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
@@ -197,7 +197,7 @@ impl Read<'_> {
     }
 
     /// A turn that is known to be stored at the moment this read sees.
-    fn turn(&self, id: TurnId) -> Result<Arc<Turn>, Fail> {
+    pub fn turn(&self, id: TurnId) -> Result<Arc<Turn>, Fail> {
         let found = turns::load(self.conn, id, &|id| self.cache.get(id))?;
         let turn = found.ok_or_else(|| damaged(id, "it is gone"))?;
         self.cache.put(self.generation, turn.clone());
@@ -334,8 +334,8 @@ impl Read<'_> {
     pub fn pending(&self, profile: &Profile) -> Result<Vec<PendingSample>, Fail> {
         let sql =
             "SELECT x.id, x.turn, s.id, t.version, x.explicit, x.reply_hash, x.reply_len, x.created
-             FROM samples x JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
-             WHERE x.state = 'pending' AND s.profile = ?1 ORDER BY x.id";
+             FROM samples x INDEXED BY samples_pending JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
+             WHERE x.state = 'pending' AND x.profile = ?1 ORDER BY x.id";
         let mut statement = self.conn.prepare_cached(sql)?;
         let rows = statement.query_map([profile.as_str()], |row| {
             let session: String = row.get(2)?;

@@ -4,9 +4,10 @@
 
 use crate::error::{Fail, damaged};
 use chela_core::{
-    FinishReason, Message, Role, Score, Tool, ToolCall, TurnMark, Verdict, VerdictSource,
-    VersionState, Vote, VoteKind,
+    FinishReason, GateCheck, GateReport, Message, Role, Score, Tool, ToolCall, TurnMark, Verdict,
+    VerdictSource, VersionOrigin, VersionState, Vote, VoteKind,
 };
+use rusqlite::types::Value;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt::Display;
 
@@ -211,21 +212,104 @@ pub(crate) fn read_tools(what: &dyn Display, text: &str) -> Result<Vec<Tool>, Fa
         .collect())
 }
 
-/// Figures as text that reads back to the same bits, NaN and infinities included, which JSON numbers cannot.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CheckRecord {
+    name: String,
+    value: String,
+    limit: String,
+    passed: bool,
+    detail: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GateRecord {
+    checks: Vec<CheckRecord>,
+    seconds: String,
+    at: i64,
+}
+
+/// A number as text that reads back to the same value, NaN and infinities included, which JSON numbers cannot.
+fn write_number(value: f64) -> String {
+    format!("{value:?}")
+}
+
+fn read_number(what: &dyn Display, name: &str, text: &str) -> Result<f64, Fail> {
+    let bad = |e| damaged(what, format!("figure {name} {text:?}: {e}"));
+    text.parse().map_err(bad)
+}
+
+pub(crate) fn write_gate(report: &GateReport) -> Result<String, Fail> {
+    let checks = report.checks.iter().map(|c| CheckRecord {
+        name: c.name.clone(),
+        value: write_number(c.value),
+        limit: write_number(c.limit),
+        passed: c.passed,
+        detail: c.detail.clone(),
+    });
+    write(&GateRecord {
+        checks: checks.collect(),
+        seconds: write_number(report.seconds),
+        at: report.at,
+    })
+}
+
+pub(crate) fn read_gate(what: &dyn Display, text: &str) -> Result<GateReport, Fail> {
+    let record: GateRecord = read(what, text)?;
+    let checks = record.checks.into_iter().map(|c| {
+        Ok(GateCheck {
+            value: read_number(what, &c.name, &c.value)?,
+            limit: read_number(what, &c.name, &c.limit)?,
+            name: c.name,
+            passed: c.passed,
+            detail: c.detail,
+        })
+    });
+    Ok(GateReport {
+        checks: checks.collect::<Result<_, Fail>>()?,
+        seconds: read_number(what, "seconds", &record.seconds)?,
+        at: record.at,
+    })
+}
+
+/// Word and value of an origin.
+pub(crate) fn write_origin(origin: &VersionOrigin) -> (&'static str, Value) {
+    match origin {
+        VersionOrigin::Trained => ("trained", Value::Null),
+        VersionOrigin::Imported(from) => ("imported", Value::Text(from.clone())),
+        VersionOrigin::Replayed(of) => ("replayed", Value::Integer(of.cast_signed())),
+    }
+}
+
+pub(crate) fn read_origin(
+    what: &dyn Display,
+    word: &str,
+    value: Value,
+) -> Result<VersionOrigin, Fail> {
+    match (word, value) {
+        ("trained", Value::Null) => Ok(VersionOrigin::Trained),
+        ("imported", Value::Text(from)) => Ok(VersionOrigin::Imported(from)),
+        ("replayed", Value::Integer(of)) => Ok(VersionOrigin::Replayed(of.cast_unsigned())),
+        (other, _) => Err(damaged(what, format!("version origin {other:?}"))),
+    }
+}
+
+/// Named figures.
 pub(crate) fn write_metrics(metrics: &[(String, f64)]) -> Result<String, Fail> {
     write(
         &metrics
             .iter()
-            .map(|(n, v)| (n.clone(), format!("{v:?}")))
+            .map(|(n, v)| (n.clone(), write_number(*v)))
             .collect::<Vec<_>>(),
     )
 }
 
 pub(crate) fn read_metrics(what: &dyn Display, text: &str) -> Result<Vec<(String, f64)>, Fail> {
     let records: Vec<(String, String)> = read(what, text)?;
-    let number = |(name, value): (String, String)| match value.parse() {
-        Ok(value) => Ok((name, value)),
-        Err(e) => Err(damaged(what, format!("figure {name} {value:?}: {e}"))),
+    let number = |(name, text): (String, String)| {
+        let value = read_number(what, &name, &text)?;
+        Ok((name, value))
     };
     records.into_iter().map(number).collect()
 }
@@ -314,7 +398,8 @@ pub(crate) fn write_state(state: &VersionState) -> (&'static str, Option<&str>) 
         VersionState::Served => ("served", None),
         VersionState::Superseded => ("superseded", None),
         VersionState::Rejected(why) => ("rejected", Some(why)),
-        VersionState::RolledBack => ("rolled_back", None),
+        VersionState::RolledBack(why) => ("rolled_back", Some(why)),
+        VersionState::Forgotten(why) => ("forgotten", Some(why)),
     }
 }
 
@@ -328,7 +413,8 @@ pub(crate) fn read_state(
         ("served", None) => Ok(VersionState::Served),
         ("superseded", None) => Ok(VersionState::Superseded),
         ("rejected", Some(why)) => Ok(VersionState::Rejected(why)),
-        ("rolled_back", None) => Ok(VersionState::RolledBack),
+        ("rolled_back", Some(why)) => Ok(VersionState::RolledBack(why)),
+        ("forgotten", Some(why)) => Ok(VersionState::Forgotten(why)),
         (other, _) => Err(damaged(what, format!("version state {other:?}"))),
     }
 }

@@ -12,10 +12,13 @@ use std::{
 pub const SCHEMA: usize = MIGRATIONS.len();
 
 /// `MIGRATIONS[n]` leads from schema n to n + 1. Released ones are never edited.
-const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("schema_2.sql")];
 
 /// "chel": another program's database is not taken for ours.
 const APPLICATION: i64 = 0x6368_656c;
+
+/// How long to wait for another process that is in the file.
+pub(crate) const BUSY: Duration = Duration::from_secs(5);
 
 const PROGRAM: &str = concat!("chela ", env!("CARGO_PKG_VERSION"));
 
@@ -35,7 +38,7 @@ fn open_with(path: &Path, migrations: &[&str]) -> Result<Connection, StoreError>
     let failed = |e: rusqlite::Error| unusable(path, e);
     let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
     owner_only(path)?;
-    conn.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
+    conn.busy_timeout(BUSY).map_err(failed)?;
     let found = check(&conn, path, migrations.len())?;
     settings(&conn).map_err(failed)?;
     if found < migrations.len() {
@@ -52,9 +55,10 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
     let failed = |e: rusqlite::Error| unusable(path, e);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
-    conn.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
+    conn.busy_timeout(BUSY).map_err(failed)?;
     conn.set_prepared_statement_cache_capacity(64);
     stable_plans(&conn).map_err(failed)?;
+    no_temporary_files(&conn).map_err(failed)?;
     let found = check(&conn, path, SCHEMA)?;
     if found < SCHEMA {
         let why = format!("it has schema {found}; open it once for writing with {PROGRAM}");
@@ -104,8 +108,14 @@ fn stable_plans(conn: &Connection) -> rusqlite::Result<()> {
         .map(|_| ())
 }
 
+/// What people said must not get into temporary files.
+fn no_temporary_files(conn: &Connection) -> rusqlite::Result<()> {
+    conn.execute_batch("PRAGMA temp_store = MEMORY")
+}
+
 fn settings(conn: &Connection) -> rusqlite::Result<()> {
     stable_plans(conn)?;
+    no_temporary_files(conn)?;
     conn.set_prepared_statement_cache_capacity(64);
     // Answers with the mode it really set, hence a query.
     conn.query_row("PRAGMA journal_mode = WAL", [], |r| r.get::<_, String>(0))?;
@@ -174,6 +184,24 @@ pub(crate) fn remove_copies(path: &Path) {
     }
 }
 
+/// Brings everything from the log into the database and cuts it off; `false` when a reader is in it.
+pub(crate) fn empty_log(conn: &Connection) -> rusqlite::Result<bool> {
+    let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
+    conn.query_row(sql, [], |row| Ok(!row.get::<_, bool>(0)?))
+}
+
+/// Something was forgotten, and the program ended before the log was empty and the files were searched.
+pub(crate) fn is_owed(conn: &Connection) -> rusqlite::Result<bool> {
+    let sql = "SELECT value FROM meta WHERE key = 'truncate_owed'";
+    conn.query_row(sql, [], |row| row.get(0))
+}
+
+/// It need not be looked after any more.
+pub(crate) fn settle(conn: &Connection) -> rusqlite::Result<()> {
+    let sql = "UPDATE meta SET value = 0 WHERE key = 'truncate_owed'";
+    conn.execute(sql, []).map(drop)
+}
+
 #[cfg(unix)]
 fn owner_only(path: &Path) -> Result<(), StoreError> {
     use std::os::unix::fs::PermissionsExt;
@@ -197,6 +225,10 @@ fn sync_folder(path: &Path) -> Result<(), StoreError> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "schema_2_tests.rs"]
+mod schema_2_tests;
 
 #[cfg(test)]
 mod tests {

@@ -3,15 +3,19 @@
 use crate::{
     apply::Change,
     error::Fail,
+    forget::Scope,
+    proof::Forgetting,
     readers::Readers,
     reads::Read,
     schema,
-    writer::{Shared, Task, Work, Writer},
+    shared::Shared,
+    versions, wipe,
+    writer::{Order, Work, Writer},
 };
 use chela_core::{
-    BoxFuture, Event, LeasedSample, Millis, OpenVerdict, PendingSample, Profile, SampleId,
-    SessionId, SessionRecord, StepCommit, StoreCounts, StoreError, TrajectoryStore, TurnId,
-    TurnStory, VerdictId, VersionRecord,
+    BoxFuture, Event, Forget, ForgetPlan, ForgetProof, ForgetTarget, LeasedSample, LiveTurn,
+    Millis, OpenVerdict, PendingSample, Profile, SampleId, SessionId, SessionRecord, StepCommit,
+    StoreCounts, StoreError, TrajectoryStore, TurnId, TurnStory, VerdictId, VersionRecord,
 };
 use futures_channel::oneshot;
 use rusqlite::{Connection, params};
@@ -23,6 +27,7 @@ use std::{
         mpsc::{Sender, channel},
     },
     thread::JoinHandle,
+    time::Instant,
 };
 
 /// The file's name in the data folder. Beside it SQLite keeps `-wal` and `-shm`, and a copy from before each migration.
@@ -43,7 +48,7 @@ pub struct Store {
     path: PathBuf,
     shared: Arc<Shared>,
     readers: Readers,
-    tasks: Option<Sender<Box<dyn Task>>>,
+    orders: Option<Sender<Order>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -62,16 +67,22 @@ impl Store {
         let path = dir.join(DATABASE);
         let conn = schema::open_writer(&path)?;
         prepare(&conn, options).map_err(|e| unusable(&e))?;
-        let readers = Readers::new(path.clone())?;
         let shared = Arc::new(Shared::default());
+        let page = conn.pragma_query_value(None, "page_size", |row| row.get::<_, u32>(0));
+        shared.set_page_size(page.map_err(|e| unusable(&e))? as usize);
+        let truncate = !finish_forgetting(&conn, &path, shared.page_size())?;
+        let readers = Readers::new(path.clone())?;
         seed(&readers, &shared)?;
-        let (tasks, waiting) = channel();
+        let (orders, waiting) = channel();
         let writer = Writer {
             conn,
             path: path.clone(),
             shared: shared.clone(),
-            tasks: waiting,
-            truncate: false,
+            orders: waiting,
+            held: None,
+            truncate,
+            unproven: 0,
+            tried: Instant::now(),
         };
         let writer = std::thread::Builder::new()
             .name("chela-store".to_owned())
@@ -81,7 +92,7 @@ impl Store {
             path,
             shared,
             readers,
-            tasks: Some(tasks),
+            orders: Some(orders),
             writer: Some(writer),
         })
     }
@@ -96,7 +107,7 @@ impl Store {
             path,
             shared,
             readers,
-            tasks: None,
+            orders: None,
             writer: None,
         })
     }
@@ -106,13 +117,27 @@ impl Store {
         T: Send + 'static,
         F: FnOnce(&mut Change<'_>) -> Result<T, Fail> + Send + 'static,
     {
+        self.order(|reply, _| {
+            Order::Write(Box::new(Work {
+                work: Some(work),
+                result: None,
+                reply,
+            }))
+        })
+    }
+
+    /// Sent now, not when the future is first polled: calls keep their order, and a future that is dropped undoes nothing.
+    fn order<T: Send + 'static>(
+        &self,
+        make: impl FnOnce(oneshot::Sender<Result<T, StoreError>>, &Sender<Order>) -> Order,
+    ) -> BoxFuture<'static, Result<T, StoreError>> {
         let refused = |error| -> BoxFuture<'static, Result<T, StoreError>> {
             Box::pin(std::future::ready(Err(error)))
         };
         if let Some(why) = self.shared.dead() {
             return refused(StoreError::Dead(why));
         }
-        let Some(tasks) = &self.tasks else {
+        let Some(orders) = &self.orders else {
             return refused(StoreError::Unusable(
                 "the store was opened for reading only".to_owned(),
             ));
@@ -123,12 +148,7 @@ impl Store {
             return refused(StoreError::Unusable(why));
         }
         let (reply, answer) = oneshot::channel();
-        // Sent now, not when the future is first polled: calls keep their order, and a future that is dropped undoes nothing.
-        let sent = tasks.send(Box::new(Work {
-            work: Some(work),
-            result: None,
-            reply,
-        }));
+        let sent = orders.send(make(reply, orders));
         let gone = || StoreError::Dead("the writer has stopped".to_owned());
         if sent.is_err() {
             return refused(gone());
@@ -167,7 +187,9 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.tasks = None;
+        // A search that is not over ends early; it has a sender of its own.
+        self.shared.close();
+        self.orders = None;
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
         {
@@ -179,7 +201,7 @@ impl Drop for Store {
 /// Leases are void now. Of two samples of a turn that thereby wait both, the newer counts.
 fn prepare(conn: &Connection, options: &StoreOptions) -> rusqlite::Result<()> {
     conn.execute(
-        "UPDATE samples SET state = 'dropped', why = 'replaced' WHERE state = 'pending'
+        "UPDATE samples INDEXED BY samples_pending SET state = 'dropped', why = 'replaced' WHERE state = 'pending'
          AND EXISTS (SELECT 1 FROM samples later WHERE later.turn = samples.turn AND later.id > samples.id)",
         [],
     )?;
@@ -193,6 +215,27 @@ fn prepare(conn: &Connection, options: &StoreOptions) -> rusqlite::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// When the program ended right after something was forgotten, the log and unused parts of pages may still hold it: they are
+/// emptied before anything is written. `false` when a reader is in the log, and it has to be tried again.
+fn finish_forgetting(conn: &Connection, path: &Path, page_size: usize) -> Result<bool, StoreError> {
+    let failed = |e: &dyn std::fmt::Display| {
+        let why = format!("{}: emptying the log after forgetting: {e}", path.display());
+        StoreError::Unusable(why)
+    };
+    if !schema::is_owed(conn).map_err(|e| failed(&e))? {
+        return Ok(true);
+    }
+    schema::remove_copies(path);
+    if !schema::empty_log(conn).map_err(|e| failed(&e))? {
+        return Ok(false);
+    }
+    conn.execute_batch("PRAGMA shrink_memory")
+        .map_err(|e| failed(&e))?;
+    wipe::wipe_all(path, page_size).map_err(|e| failed(&e))?;
+    schema::settle(conn).map_err(|e| failed(&e))?;
+    Ok(true)
 }
 
 /// Ids go on after the last that were stored, forgotten ones too.
@@ -284,13 +327,21 @@ impl TrajectoryStore for Store {
         self.read(|read| read.sessions(rest, params![since]))
     }
 
-    fn forget_session(
-        &self,
-        profile: &Profile,
-        session: &SessionId,
-    ) -> BoxFuture<'static, Result<u64, StoreError>> {
-        let (profile, session) = (profile.clone(), session.clone());
-        self.write(move |change| change.forget(&profile, &session))
+    fn plan_forget(&self, target: &ForgetTarget) -> Result<ForgetPlan, StoreError> {
+        self.read(|read| Ok(Scope::of(read.conn, target)?.plan))
+    }
+
+    fn forget(&self, forget: Forget) -> BoxFuture<'static, Result<ForgetProof, StoreError>> {
+        self.order(|reply, orders| {
+            Order::Alone(Box::new(Forgetting {
+                forget,
+                done: None,
+                reply,
+                path: self.path.clone(),
+                shared: self.shared.clone(),
+                orders: orders.clone(),
+            }))
+        })
     }
 
     fn unjudged(&self, limit: usize) -> Result<Vec<TurnId>, StoreError> {
@@ -328,6 +379,34 @@ impl TrajectoryStore for Store {
         self.read(|read| read.versions(profile))
     }
 
+    fn last_version(&self, profile: &Profile) -> Result<u64, StoreError> {
+        self.read(|read| versions::last_version(read.conn, profile))
+    }
+
+    fn replays(&self, profile: &Profile) -> Result<Vec<u64>, StoreError> {
+        self.read(|read| versions::replays(read.conn, profile))
+    }
+
+    fn samples(&self, ids: &[SampleId]) -> Result<Vec<LeasedSample>, StoreError> {
+        self.read(|read| read.full_samples(ids))
+    }
+
+    fn held_out(
+        &self,
+        profile: &Profile,
+        limit: usize,
+    ) -> Result<(Vec<LeasedSample>, u64), StoreError> {
+        self.read(|read| read.held_out(profile, limit))
+    }
+
+    fn live_turns(&self, profile: &Profile, limit: usize) -> Result<Vec<LiveTurn>, StoreError> {
+        self.read(|read| read.live_turns(profile, limit))
+    }
+
+    fn profiles_to_train(&self) -> Result<Vec<Profile>, StoreError> {
+        self.read(|read| read.profiles_to_train())
+    }
+
     fn paused(&self, profile: &Profile) -> Result<Option<String>, StoreError> {
         self.read(|read| read.paused(profile))
     }
@@ -347,7 +426,7 @@ impl TrajectoryStore for Store {
         if let Some(why) = self.shared.stuck() {
             return Err(why);
         }
-        match self.tasks {
+        match self.orders {
             Some(_) => Ok(()),
             None => Err("the store was opened for reading only".to_owned()),
         }

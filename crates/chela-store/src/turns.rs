@@ -360,3 +360,21 @@ pub(crate) fn load(
     }
     Ok(base.map(Arc::new))
 }
+
+/// Tests that write rows themselves: gives each the digest of what is in it.
+#[cfg(test)]
+pub(crate) fn digest_again(conn: &Connection) {
+    let ids: Vec<i64> = conn
+        .prepare("SELECT id FROM turns")
+        .unwrap()
+        .query_map([], |row| row.get(0))
+        .unwrap()
+        .collect::<Result<_, _>>()
+        .unwrap();
+    for id in ids {
+        let of = |row: &Row<'_>| TurnRow::of(TurnId(id.cast_unsigned()), row);
+        let row = conn.query_row(SELECT, [id], of).unwrap();
+        let sql = "UPDATE turns SET digest = ?2 WHERE id = ?1";
+        conn.execute(sql, [id, row.columns.digest()]).unwrap();
+    }
+}

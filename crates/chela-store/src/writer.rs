@@ -2,9 +2,10 @@
 
 use crate::{
     apply::Change,
-    cache::TurnCache,
     error::{Blame, Fail},
     schema,
+    shared::Shared,
+    wipe,
 };
 use chela_core::{SampleId, StoreError, Turn, TurnId};
 use futures_channel::oneshot;
@@ -13,70 +14,41 @@ use std::{
     collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::{Receiver, RecvTimeoutError},
+        Arc,
+        atomic::Ordering,
+        mpsc::{Receiver, RecvTimeoutError, Sender},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Transactions behind one sync, at most.
 const GROUP: usize = 256;
 
-/// After a full disk, and while the log still holds what was forgotten, it is tried again this often.
+/// After a full disk it is tried again this often.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// What the writer and everybody else look at.
-#[derive(Default)]
-pub(crate) struct Shared {
-    pub cache: TurnCache,
-    /// Samples in a step that is being made, as of the last sync.
-    leases: Mutex<Arc<HashSet<SampleId>>>,
-    /// Why writes cannot succeed until a restart.
-    dead: Mutex<Option<String>>,
-    /// Why writes cannot succeed at present.
-    stuck: Mutex<Option<String>>,
-    /// Transactions not yet answered.
-    pub waiting: AtomicUsize,
-    /// The last ids given.
-    pub turn_ids: AtomicU64,
-    pub verdict_ids: AtomicU64,
-    /// Tests: the commit that counts this down from 1 fails as if its sync had.
-    #[cfg(test)]
-    pub commits_until_failure: AtomicUsize,
+/// While the log still holds what was forgotten, it is tried again this often; writes go on between.
+const TRUNCATE_AGAIN: Duration = Duration::from_millis(200);
+
+/// So long emptying the log waits for readers in it, and with it every write.
+const TRUNCATE_WAITS: Duration = Duration::from_millis(20);
+
+/// What the writer is told.
+pub(crate) enum Order {
+    /// A transaction that may share its sync with others.
+    Write(Box<dyn Task>),
+    /// One that may be large: it has no savepoint, which would keep a copy of every page that it changes.
+    Alone(Box<dyn Task>),
+    /// Pages of the database whose unused middles are to be emptied.
+    Wipe(Wipe),
+    /// A search after forgetting is over and found nothing.
+    Proven,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    pub fn leases(&self) -> Arc<HashSet<SampleId>> {
-        lock(&self.leases).clone()
-    }
-
-    pub fn dead(&self) -> Option<String> {
-        lock(&self.dead).clone()
-    }
-
-    pub fn die(&self, why: &str) {
-        tracing::error!(why, "the store takes no writes until a restart");
-        lock(&self.dead).get_or_insert_with(|| why.to_owned());
-    }
-
-    pub fn stuck(&self) -> Option<String> {
-        lock(&self.stuck).clone()
-    }
-
-    fn set_stuck(&self, why: Option<String>) {
-        let mut stuck = lock(&self.stuck);
-        match (&*stuck, &why) {
-            (None, Some(why)) => tracing::error!(why, "writes are refused for now"),
-            (Some(_), None) => tracing::info!("writes succeed again"),
-            _ => {}
-        }
-        *stuck = why;
-    }
+/// Pages by number; whether it could be done.
+pub(crate) struct Wipe {
+    pub pages: Vec<u64>,
+    pub reply: Sender<bool>,
 }
 
 /// A transaction on its way. Answered exactly once.
@@ -119,9 +91,15 @@ pub(crate) struct Writer {
     pub conn: Connection,
     pub path: PathBuf,
     pub shared: Arc<Shared>,
-    pub tasks: Receiver<Box<dyn Task>>,
+    pub orders: Receiver<Order>,
+    /// Came while a group was gathered, and cannot be part of it.
+    pub held: Option<Order>,
     /// What was forgotten is still in the log.
     pub truncate: bool,
+    /// Searches after forgetting that are not over.
+    pub unproven: usize,
+    /// When it was last tried again.
+    pub tried: Instant,
 }
 
 /// A writer that panicked answers nobody; the store must say so.
@@ -147,30 +125,68 @@ impl Writer {
     /// Until every sender is gone.
     pub fn run(mut self) {
         let _obituary = Obituary(self.shared.clone());
-        loop {
-            let first = if self.truncate || self.shared.stuck().is_some() {
-                match self.tasks.recv_timeout(AGAIN) {
-                    Ok(task) => task,
-                    Err(RecvTimeoutError::Timeout) => {
-                        self.try_again();
-                        continue;
-                    }
-                    Err(RecvTimeoutError::Disconnected) => break,
+        while let Some(order) = self.next_order() {
+            match order {
+                Order::Write(first) => {
+                    let tasks = self.gather(first);
+                    self.group(tasks);
                 }
-            } else {
-                match self.tasks.recv() {
-                    Ok(task) => task,
-                    Err(_) => break,
+                Order::Alone(task) => self.group(vec![task]),
+                Order::Wipe(order) => {
+                    let done = self.wipe(&order.pages);
+                    // Whoever searched may have gone.
+                    let _ = order.reply.send(done);
                 }
-            };
-            let mut tasks = vec![first];
-            while tasks.len() < GROUP
-                && let Ok(task) = self.tasks.try_recv()
-            {
-                tasks.push(task);
+                Order::Proven => self.prove(),
             }
-            self.group(tasks);
+            // With always something to do there would be no pause to try in.
+            if self
+                .again()
+                .is_some_and(|pause| self.tried.elapsed() >= pause)
+            {
+                self.try_again();
+            }
         }
+    }
+
+    fn next_order(&mut self) -> Option<Order> {
+        loop {
+            if let Some(order) = self.held.take() {
+                return Some(order);
+            }
+            let Some(pause) = self.again() else {
+                return self.orders.recv().ok();
+            };
+            match self.orders.recv_timeout(pause) {
+                Ok(order) => return Some(order),
+                Err(RecvTimeoutError::Timeout) => self.try_again(),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// How long until something has to be tried again.
+    fn again(&self) -> Option<Duration> {
+        if self.truncate {
+            return Some(TRUNCATE_AGAIN);
+        }
+        self.shared.stuck().map(|_| AGAIN)
+    }
+
+    /// All that waits and may share a sync.
+    fn gather(&mut self, first: Box<dyn Task>) -> Vec<Box<dyn Task>> {
+        let mut tasks = vec![first];
+        while tasks.len() < GROUP {
+            match self.orders.try_recv() {
+                Ok(Order::Write(task)) => tasks.push(task),
+                Ok(other) => {
+                    self.held = Some(other);
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        tasks
     }
 
     fn group(&mut self, mut tasks: Vec<Box<dyn Task>>) {
@@ -187,7 +203,7 @@ impl Writer {
         }
     }
 
-    /// Runs the tasks in one transaction of SQLite, a savepoint around each, and syncs once.
+    /// Runs the tasks in one transaction of SQLite, a savepoint around each of several, and syncs once.
     fn transact(&self, tasks: &mut [Box<dyn Task>]) -> Result<Group, Blame> {
         let sql = |sql: &str| {
             let done = self
@@ -203,8 +219,11 @@ impl Writer {
             fresh: HashMap::new(),
             forgot: false,
         };
+        let one = tasks.len() == 1;
         for task in tasks {
-            sql("SAVEPOINT one")?;
+            if !one {
+                sql("SAVEPOINT one")?;
+            }
             let mut change = Change {
                 conn: &self.conn,
                 cache: &self.shared.cache,
@@ -235,13 +254,19 @@ impl Writer {
                 Err(fail) => match fail.blame() {
                     Blame::One(error) => {
                         written.iter().for_each(|id| drop(group.fresh.remove(id)));
-                        sql("ROLLBACK TO one")?;
                         group.failures.push(Some(error));
+                        if one {
+                            sql("ROLLBACK")?;
+                            return Ok(group);
+                        }
+                        sql("ROLLBACK TO one")?;
                     }
                     all => return Err(all),
                 },
             }
-            sql("RELEASE one")?;
+            if !one {
+                sql("RELEASE one")?;
+            }
         }
         self.injected()?;
         sql("COMMIT")?;
@@ -265,11 +290,13 @@ impl Writer {
 
     /// It is on disk: now others may see it.
     fn publish(&mut self, group: Group) -> Vec<Option<StoreError>> {
-        *lock(&self.shared.leases) = Arc::new(group.leases);
+        self.shared.set_leases(group.leases);
         if group.forgot {
             self.shared.cache.clear();
             schema::remove_copies(&self.path);
+            self.unproven += 1;
             self.truncate = true;
+            self.shared.owe_log(true);
             self.truncate_log();
         }
         let generation = self.shared.cache.generation();
@@ -308,6 +335,7 @@ impl Writer {
     }
 
     fn try_again(&mut self) {
+        self.tried = Instant::now();
         if self.shared.dead().is_some() {
             self.truncate = false;
             self.shared.set_stuck(None);
@@ -326,12 +354,20 @@ impl Writer {
 
     /// `secure_delete` has overwritten what was forgotten; the log still holds pages from before.
     fn truncate_log(&mut self) {
-        let busy = self
+        let emptied = self
             .conn
-            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
-        match busy {
-            Ok(false) => self.truncate = false,
-            Ok(true) => tracing::debug!("a reader is in the log; it is truncated later"),
+            .busy_timeout(TRUNCATE_WAITS)
+            .and_then(|()| schema::empty_log(&self.conn));
+        let emptied = emptied.and_then(|done| {
+            self.conn.busy_timeout(schema::BUSY)?;
+            Ok(done)
+        });
+        match emptied {
+            Ok(true) => {
+                self.truncate = false;
+                self.shared.owe_log(false);
+            }
+            Ok(false) => tracing::debug!("a reader is in the log; it is truncated later"),
             Err(error) => match Fail::from(error).blame() {
                 Blame::Fatal(why) => {
                     self.truncate = false;
@@ -341,6 +377,42 @@ impl Writer {
                 Blame::Later(why) => tracing::warn!(why, "the log is truncated later"),
                 Blame::One(error) => tracing::warn!(%error, "the log is truncated later"),
             },
+        }
+    }
+
+    /// Empties the log and these pages' middles. A page in the log or in memory would bring the old middle back, so both go first.
+    fn wipe(&mut self, pages: &[u64]) -> bool {
+        if self.shared.dead().is_some() {
+            return false;
+        }
+        self.truncate = true;
+        self.truncate_log();
+        if self.truncate || self.conn.execute_batch("PRAGMA shrink_memory").is_err() {
+            return false;
+        }
+        match wipe::wipe(&self.path, self.shared.page_size(), pages) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "cannot empty unused parts of pages");
+                false
+            }
+        }
+    }
+
+    /// What was forgotten need not be looked after at the next opening.
+    fn prove(&mut self) {
+        self.unproven = self.unproven.saturating_sub(1);
+        if self.unproven > 0 || self.truncate || self.shared.dead().is_some() {
+            return;
+        }
+        if let Err(error) = schema::settle(&self.conn) {
+            match Fail::from(error).blame() {
+                Blame::Fatal(why) => self.shared.die(&format!("{}: {why}", self.path.display())),
+                Blame::Later(why) => tracing::warn!(why, "the next opening empties the log again"),
+                Blame::One(error) => {
+                    tracing::warn!(%error, "the next opening empties the log again")
+                }
+            }
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Which pending samples make the next batch, and how a leased one becomes what the learner sees. Plain functions.
 
-use crate::{TrainError, chain::Chain, config::TrainConfig};
-use chela_core::{LeasedSample, Millis, PendingSample, Sample, SampleColumns, SampleId};
+use crate::{TrainError, config::TrainConfig};
+use chela_core::{
+    HELD_OUT, LeasedSample, Millis, PendingSample, Sample, SampleColumns, SampleId, registry::Chain,
+};
 use chela_rl::{
     advantage::{Credit, advantages, clipped_reward},
     baseline::Baseline,
@@ -25,7 +27,7 @@ pub fn select(
     config: &TrainConfig,
     now: Millis,
 ) -> Selection {
-    let mut dropped = Vec::new();
+    let mut dropped: Vec<(SampleId, &'static str)> = Vec::new();
     let mut usable = Vec::new();
     let mut replies = HashSet::new();
     for sample in pending {
@@ -36,6 +38,9 @@ pub fn select(
             }
             Some(_) if !replies.insert((sample.reply_hash, sample.reply_len)) => {
                 dropped.push((sample.id, "duplicate reply"));
+            }
+            Some(_) if held_out(sample, config.gate.held_out) => {
+                dropped.push((sample.id, HELD_OUT))
             }
             Some(_) => usable.push(sample),
         }
@@ -67,6 +72,14 @@ pub fn select(
     Selection { batch, dropped }
 }
 
+/// Whether a judged turn is kept for the gate: by its name alone, so that a restart or a replay decides the same. What a person said
+/// through the API always trains.
+fn held_out(sample: &PendingSample, part: f64) -> bool {
+    // The multiplier of splitmix64 (Steele et al., 2014): ids that follow one another fall anywhere.
+    let spread = sample.turn.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
+    !sample.explicit && (spread as f64) < part * (1u64 << 53) as f64
+}
+
 /// What a batch trains on.
 #[derive(Debug, Default)]
 pub struct Prepared {
@@ -83,29 +96,13 @@ pub struct Prepared {
 }
 
 /// Computes advantages and builds the learner's samples. What cannot be built is left out with the reason.
-pub fn prepare(
-    leased: &[LeasedSample],
-    config: &TrainConfig,
-    baseline: &Baseline,
-) -> Result<Prepared, TrainError> {
-    let clip = config.advantage.reward_clip;
-    let rewards: Vec<f32> = leased
-        .iter()
-        .filter_map(|l| l.sample.reward)
-        .filter(|r| r.is_finite())
-        .map(|r| clipped_reward(r, clip))
-        .collect();
-    let b = if config.baseline {
-        baseline.for_batch(&rewards)
-    } else {
-        0.0
-    };
+pub fn prepare(leased: &[LeasedSample], config: &TrainConfig, baseline: f32) -> Prepared {
     let mut prepared = Prepared {
-        rewards,
+        rewards: rewards(leased, config),
         ..Prepared::default()
     };
     for one in leased {
-        match build(one, config, b) {
+        match build(one, config, baseline) {
             Ok(Some(sample)) => {
                 prepared.hinted += usize::from(one.sample.teacher_logprobs.is_some());
                 prepared.ids.push(one.id);
@@ -117,7 +114,26 @@ pub fn prepare(
             Err(error) => prepared.left_out.push((one.id, error.to_string())),
         }
     }
-    Ok(prepared)
+    prepared
+}
+
+/// The clipped rewards of a batch.
+fn rewards(leased: &[LeasedSample], config: &TrainConfig) -> Vec<f32> {
+    let clip = config.advantage.reward_clip;
+    let finite = leased
+        .iter()
+        .filter_map(|l| l.sample.reward)
+        .filter(|r| r.is_finite());
+    finite.map(|r| clipped_reward(r, clip)).collect()
+}
+
+/// b of a batch.
+pub fn baseline_of(leased: &[LeasedSample], config: &TrainConfig, baseline: &Baseline) -> f32 {
+    if config.baseline {
+        baseline.for_batch(&rewards(leased, config))
+    } else {
+        0.0
+    }
 }
 
 fn build(

@@ -1,6 +1,7 @@
 //! Tests of choosing and building a batch.
 
 use super::*;
+use crate::config::GateConfig;
 use chela_core::{PolicyVersion, Profile, SessionId, TurnId, VersionRecord, VersionState};
 
 fn version(number: u64) -> PolicyVersion {
@@ -16,11 +17,7 @@ fn record(number: u64) -> VersionRecord {
         parent: number - 1,
         steps: number,
         state: VersionState::Superseded,
-        receipt: None,
-        checkpoint: None,
-        samples: Vec::new(),
-        metrics: Vec::new(),
-        created: 0,
+        ..VersionRecord::default()
     }
 }
 
@@ -41,6 +38,10 @@ fn config() -> TrainConfig {
     TrainConfig {
         batch: 4,
         min_batch: 2,
+        gate: GateConfig {
+            held_out: 0.0,
+            ..GateConfig::default()
+        },
         ..TrainConfig::new("/nowhere".into(), vec![1, 2])
     }
 }
@@ -115,4 +116,30 @@ fn ten_thousand_pending_samples_keep_their_order() {
         .map(|i| pending(i, &format!("s{}", i % 500), 0))
         .collect();
     assert_eq!(ids(&select(&all, &chain(0), &config(), 2000)), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_tenth_of_what_is_judged_is_kept_for_the_gate_and_nothing_a_person_said() {
+    let config = TrainConfig {
+        gate: GateConfig::default(),
+        ..config()
+    };
+    let all: Vec<_> = (0..2000)
+        .map(|i| pending((i << 20) | (i % 3), &format!("s{i}"), 0))
+        .collect();
+    let selection = select(&all, &chain(0), &config, 2000);
+    let kept = selection.dropped.len();
+    assert!((150..250).contains(&kept), "{kept}");
+    assert!(selection.dropped.iter().all(|(_, why)| *why == HELD_OUT));
+    assert_eq!(select(&all, &chain(0), &config, 2000), selection);
+    let explicit = all.into_iter().map(|s| PendingSample {
+        explicit: true,
+        ..s
+    });
+    let explicit: Vec<_> = explicit.collect();
+    assert!(
+        select(&explicit, &chain(0), &config, 2000)
+            .dropped
+            .is_empty()
+    );
 }

@@ -1,11 +1,111 @@
 //! When and how to train; the defaults of the documentation stand here and nowhere else.
 
-use chela_core::{AdapterSpec, OptimParams, TokenId};
+use chela_core::{AdapterSpec, OptimParams, Profile, TokenId};
 use chela_rl::{
     advantage::AdvantageConfig,
     objective::{Aggregation, Clip, Correction},
 };
 use std::path::PathBuf;
+
+/// One thing that an update nobody asked for must not change: which of two replies the model prefers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// `refusal`, `sycophancy`, `format`, …; one check of the gate for each.
+    pub kind: String,
+    /// Its name in reports.
+    pub name: String,
+    /// The rendered request.
+    pub prompt: Vec<TokenId>,
+    /// A reply that is wanted.
+    pub good: Vec<TokenId>,
+    /// One of the same length and manner that is not.
+    pub bad: Vec<TokenId>,
+}
+
+/// What a candidate must show before it may serve. Limits are differences to what is served now or to the base model, in nats a token
+/// unless said otherwise.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GateConfig {
+    /// Off: receipts only.
+    pub on: bool,
+    /// Part of the judged turns that is kept from training, for comparing versions on.
+    pub held_out: f64,
+    /// Newest held-out turns that are read.
+    pub turns: usize,
+    /// Most tokens of theirs that each version reads.
+    pub turn_tokens: usize,
+    /// Accepted replies may become this much less likely than under what is served.
+    pub accepted_drop: f64,
+    /// Rejected replies may become this much more likely than under what is served, beyond what accepted ones do.
+    pub rejected_rise: f64,
+    /// KL to the base model that the candidate's own replies may have.
+    pub kl_budget: f64,
+    /// A kind of probes may lose this much of the base model's preference on average.
+    pub probe_drop: f64,
+    /// The mean length of replies may be this part, and this multiple, of the base model's.
+    pub length: (f64, f64),
+    /// The share of repeated word groups may rise by this much over the base model's.
+    pub repetition: f64,
+    /// Tokens of each reply that is made.
+    pub reply_tokens: usize,
+    /// Which of two replies is preferred.
+    pub probes: Vec<Probe>,
+    /// Rendered requests that are answered.
+    pub open: Vec<Vec<TokenId>>,
+    /// Ids that end a reply.
+    pub end_ids: Vec<TokenId>,
+    /// Candidates in a row that fail, or are taken back by the watch, until training pauses.
+    pub patience: usize,
+}
+
+impl Default for GateConfig {
+    fn default() -> Self {
+        Self {
+            on: true,
+            held_out: 0.1,
+            turns: 24,
+            turn_tokens: 2000,
+            accepted_drop: 0.25,
+            rejected_rise: 0.25,
+            kl_budget: 1.0,
+            probe_drop: 0.4,
+            length: (0.2, 4.0),
+            repetition: 0.25,
+            reply_tokens: 64,
+            probes: Vec::new(),
+            open: Vec::new(),
+            end_ids: Vec::new(),
+            patience: 3,
+        }
+    }
+}
+
+/// When a served version is taken back by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WatchConfig {
+    /// Judged turns that are compared with twice as many before them; 0 = no watch.
+    pub turns: usize,
+    /// Their mean reward may be lower by this much.
+    pub margin: f64,
+    /// And by this many standard errors.
+    pub errors: f64,
+    /// The mean length of replies may change by this factor, either way.
+    pub length: f64,
+    /// The share of failed tool calls may rise by this much.
+    pub tool_errors: f64,
+}
+
+impl Default for WatchConfig {
+    fn default() -> Self {
+        Self {
+            turns: 30,
+            margin: 0.15,
+            errors: 2.0,
+            length: 5.0,
+            tool_errors: 0.3,
+        }
+    }
+}
 
 /// All of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +144,12 @@ pub struct TrainConfig {
     pub canary_tolerance: f32,
     /// Reply tokens a step on which KL to base is measured; 0 = not measured.
     pub kl_tokens: usize,
-    /// Versions that stay resident in the engine besides the served one.
-    pub resident: usize,
+    /// What a candidate must show.
+    pub gate: GateConfig,
+    /// When a served version is taken back.
+    pub watch: WatchConfig,
+    /// Profiles that never learn.
+    pub frozen: Vec<Profile>,
 }
 
 impl TrainConfig {
@@ -69,7 +173,9 @@ impl TrainConfig {
             canary,
             canary_tolerance: 1e-2,
             kl_tokens: 512,
-            resident: 3,
+            gate: GateConfig::default(),
+            watch: WatchConfig::default(),
+            frozen: Vec::new(),
         }
     }
 }

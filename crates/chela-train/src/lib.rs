@@ -1,17 +1,22 @@
-//! Leases a batch, runs learner and loss, checkpoints, publishes, rolls back.
+//! Leases a batch, runs learner and loss, checkpoints, gates, publishes, rolls back, and makes steps again.
 //!
 //! Knows algorithms (through chela-rl) and no tensors. One [`Trainer`] serves all profiles, each with batches and an adapter of
 //! its own; it blocks, so it lives on a thread of its own.
 
 pub mod batch;
-pub mod chain;
 pub mod config;
+pub mod gate;
+pub mod make;
 pub mod publish;
+pub mod recipe;
+pub mod replay;
+pub mod restore;
 pub mod step;
 pub mod trainer;
+pub mod watch;
 
 pub use chela_rl::advantage::{AdvantageConfig, Method};
-pub use config::TrainConfig;
+pub use config::{GateConfig, Probe, TrainConfig, WatchConfig};
 pub use trainer::{Progress, Trainer};
 
 use chela_core::{EngineError, StoreError};
@@ -30,6 +35,12 @@ pub enum TrainError {
     /// Numbers that do not fit together.
     #[error(transparent)]
     Rl(#[from] RlError),
+    /// The program is to end; what was begun is gone on with after the next start.
+    #[error("the program is ending")]
+    Stopping,
+    /// How a step was made is not known or cannot be read.
+    #[error("cannot make a step again: {0}")]
+    Recipe(String),
     /// A folder could not be read or written.
     #[error("{what} {path}: {error}")]
     Io {

@@ -1,22 +1,23 @@
-//! The loop: looks at each profile's queue, makes a step when a batch is ready, publishes it, and picks up after a restart.
+//! The loop: looks at each profile's queue, makes a step when a batch is ready, publishes it, watches it, and picks up after a restart.
 
 use crate::{
-    TrainError,
-    batch::{self, Prepared},
-    chain::{self, Chain},
+    TrainError, batch,
     config::TrainConfig,
-    publish::{Publisher, checkpoint_name},
-    step,
+    gate::Remembered,
+    make::{Made, Parent, Plan, make},
+    publish::{Outcome, Publisher, checkpoint_name},
+    recipe::Recipe,
+    replay,
+    watch::watch,
 };
 use chela_core::{
-    Checkpoint, Event, Learner, Learners, LeasedSample, Millis, PolicyEngine, PolicyVersion,
-    Profile, SampleId, StepCommit, TrajectoryStore, VersionRecord, VersionState,
+    Event, Learner, Learners, LeasedSample, Millis, PolicyEngine, PolicyVersion, Profile, SampleId,
+    TrajectoryStore, VersionOrigin, VersionRecord, VersionState,
+    registry::{self, Chain},
 };
-use chela_rl::baseline::Baseline;
 use futures_executor::block_on;
 use std::{
-    collections::{HashMap, HashSet},
-    path::Path,
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -35,6 +36,10 @@ pub enum Progress {
     Rejected(PolicyVersion),
     /// The step was not finite; weights are as they were, its samples dropped.
     Skipped,
+    /// The watch took what was served back; now this one is.
+    TakenBack(PolicyVersion),
+    /// A step was made again; more follow before anything is served.
+    Replayed(PolicyVersion),
 }
 
 struct Open {
@@ -51,10 +56,18 @@ pub struct Trainer {
     config: TrainConfig,
     clock: Arc<dyn Fn() -> Millis + Send + Sync>,
     open: HashMap<Profile, Open>,
+    known: Remembered,
+    /// The program is to end.
+    stop: Arc<AtomicBool>,
+    /// The newest turn of each profile that the watch has seen.
+    watched: HashMap<Profile, chela_core::TurnId>,
 }
 
 /// Learners of this many profiles stay open; more are closed and reopened from their checkpoints.
 const OPEN_LEARNERS: usize = 2;
+
+/// How reasons of the watch begin, so that they are told from an operator's.
+pub const BY_ITSELF: &str = "by itself: ";
 
 impl Trainer {
     /// A trainer with nothing opened yet.
@@ -72,41 +85,21 @@ impl Trainer {
             config,
             clock,
             open: HashMap::new(),
+            known: Remembered::default(),
+            stop: Arc::default(),
+            watched: HashMap::new(),
         }
     }
 
-    /// Serves again what was served when the process ended, and deletes folders of steps that were never committed. Before
-    /// requests are taken; trains nothing.
-    pub fn restore(
-        store: &dyn TrajectoryStore,
-        engine: &dyn PolicyEngine,
-        config: &TrainConfig,
-    ) -> Result<(), TrainError> {
-        let publisher = Publisher {
-            engine,
-            store,
-            config,
-        };
-        let mut named = HashSet::new();
-        for profile in store.profiles()? {
-            let versions = store.versions(&profile)?;
-            named.extend(versions.iter().filter_map(|v| v.checkpoint.clone()));
-            if let Some(record) = chain::served(&versions) {
-                publisher.load(record)?;
-                engine.serve(&record.version)?;
-                tracing::info!(version = %record.version, "serving again");
-            }
-        }
-        delete_unnamed(&config.data_dir, &named)
-    }
-
-    /// Runs until `stop` is set: a step already begun is finished first.
-    pub fn run(&mut self, stop: &AtomicBool) {
+    /// Runs until `stop` is set: a step already begun is finished first, a look at a candidate is left off.
+    pub fn run(&mut self, stop: &Arc<AtomicBool>) {
+        self.stop = stop.clone();
         let mut pause = Duration::from_millis(50);
         while !stop.load(Ordering::Relaxed) {
             match self.tick(stop) {
                 Ok(true) => pause = Duration::from_millis(50),
                 Ok(false) => std::thread::sleep(pause),
+                Err(TrainError::Stopping) => {}
                 Err(error) => {
                     tracing::error!(%error, "training step failed; trying again in 5 s");
                     self.open.clear();
@@ -120,10 +113,10 @@ impl Trainer {
         }
     }
 
-    /// Looks at every profile once. True when a step was made.
+    /// Looks once at every profile that has something to do. True when a step was made.
     fn tick(&mut self, stop: &AtomicBool) -> Result<bool, TrainError> {
         let mut worked = false;
-        for profile in self.store.profiles()? {
+        for profile in self.store.profiles_to_train()? {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -132,23 +125,28 @@ impl Trainer {
         Ok(worked)
     }
 
-    /// Looks at one profile's queue and makes a step when a batch is ready.
+    /// Looks at one profile: finishes what was begun, watches what is served, and makes a step when a batch is ready.
     pub fn advance(&mut self, profile: &Profile) -> Result<Progress, TrainError> {
+        if self.config.frozen.contains(profile) {
+            return self.never_learns(profile);
+        }
+        let versions = self.store.versions(profile)?;
+        if let Some(of) = self.store.replays(profile)?.first() {
+            return self.replay(profile, &versions, *of);
+        }
+        if let Some(record) = registry::unfinished(&versions) {
+            return self.finish(record.clone());
+        }
+        if let Some(back) = self.look_back(profile, &versions)? {
+            return Ok(Progress::TakenBack(back));
+        }
         if self.store.paused(profile)?.is_some() {
             return Ok(Progress::Idle);
         }
-        let versions = self.store.versions(profile)?;
-        if let Some(record) = chain::unfinished(&versions) {
-            return self.finish(record.clone());
-        }
-        let head = chain::served(&versions).cloned();
-        let number = head.as_ref().map_or(0, |v| v.version.number);
-        let chain = Chain::of(number, &versions);
-        if self
-            .config
-            .max_steps
-            .is_some_and(|most| chain.head_steps() >= most)
-        {
+        let head = registry::served(&versions).cloned();
+        let chain = Chain::of(registry::served_number(&versions), &versions);
+        let most = self.config.max_steps;
+        if most.is_some_and(|most| chain.head_steps() >= most) {
             return Ok(Progress::Idle);
         }
         let pending = self.store.pending(profile)?;
@@ -159,14 +157,14 @@ impl Trainer {
         }
         let leased = block_on(self.store.lease(selection.batch.clone()))?;
         let parent = Parent {
-            number,
+            number: head.as_ref().map_or(0, |v| v.version.number),
             steps: chain.head_steps(),
             record: head,
         };
-        match self.step(profile, &parent, &versions, &leased) {
-            Ok(Made::Nothing(progress)) => Ok(progress),
+        match self.step(profile, &parent, &leased) {
+            Ok(Step::Nothing(progress)) => Ok(progress),
             // Committed: from here on the version is a candidate, whatever happens to its publish.
-            Ok(Made::Version(record)) => self.finish(record),
+            Ok(Step::Version(record)) => self.finish(*record),
             Err(error) => {
                 // Nothing was committed: the samples wait again.
                 self.open.remove(profile);
@@ -174,6 +172,16 @@ impl Trainer {
                 Err(error)
             }
         }
+    }
+
+    fn never_learns(&self, profile: &Profile) -> Result<Progress, TrainError> {
+        let pending = self.store.pending(profile)?;
+        let dropped: Vec<_> = pending
+            .iter()
+            .map(|s| (s.id, "this profile never learns"))
+            .collect();
+        self.drop_pending(&dropped)?;
+        Ok(Progress::Idle)
     }
 
     fn drop_pending(&self, dropped: &[(SampleId, &'static str)]) -> Result<(), TrainError> {
@@ -188,8 +196,78 @@ impl Trainer {
                 why: why.to_owned(),
             })
             .collect();
+        self.append(events)
+    }
+
+    fn append(&self, events: Vec<Event>) -> Result<(), TrainError> {
         if !events.is_empty() {
             block_on(self.store.append(events))?;
+        }
+        Ok(())
+    }
+
+    fn publisher(&self) -> Publisher<'_> {
+        Publisher {
+            engine: &*self.engine,
+            store: &*self.store,
+            config: &self.config,
+            now: (self.clock)(),
+            stop: &self.stop,
+        }
+    }
+
+    /// Takes the served version back when its replies fare clearly worse than those before it.
+    fn look_back(
+        &mut self,
+        profile: &Profile,
+        versions: &[VersionRecord],
+    ) -> Result<Option<PolicyVersion>, TrainError> {
+        let n = self.config.watch.turns;
+        let Some(served) = registry::served(versions).filter(|_| n > 0) else {
+            return Ok(None);
+        };
+        let turns = self.store.live_turns(profile, 4 * n)?;
+        let newest = turns.first().map(|t| t.turn);
+        if newest.is_none() || self.watched.get(profile) == newest.as_ref() {
+            return Ok(None);
+        }
+        self.watched.extend(newest.map(|t| (profile.clone(), t)));
+        let chain = Chain::of(served.version.number, versions);
+        let Some(fall) = watch(&turns, &chain, &self.config.watch) else {
+            return Ok(None);
+        };
+        let to = PolicyVersion {
+            profile: profile.clone(),
+            number: fall.back_to,
+        };
+        let why = format!("{BY_ITSELF}{}", fall.why);
+        self.publisher().back(&served.version, &to, why)?;
+        self.open.remove(profile);
+        self.run_out_of_patience(profile)?;
+        Ok(Some(to))
+    }
+
+    /// Pauses training after too many candidates in a row came to nothing.
+    fn run_out_of_patience(&self, profile: &Profile) -> Result<(), TrainError> {
+        let most = self.config.gate.patience;
+        let mut versions = self.store.versions(profile)?;
+        versions.sort_by_key(|v| std::cmp::Reverse(v.version.number));
+        let bad = versions.iter().map_while(|v| match &v.state {
+            VersionState::Rejected(why) => Some(why.as_str()),
+            VersionState::RolledBack(why) => why.strip_prefix(BY_ITSELF),
+            _ => None,
+        });
+        let bad: Vec<&str> = bad.take(most).collect();
+        if most > 0 && bad.len() == most {
+            let why = format!(
+                "{most} versions in a row were not good enough (the last: {}); look at `chela policy show`, then `chela policy resume`",
+                bad.first().unwrap_or(&"")
+            );
+            tracing::error!(%profile, "training pauses: {why}");
+            self.append(vec![Event::Paused {
+                profile: profile.clone(),
+                why: Some(why),
+            }])?;
         }
         Ok(())
     }
@@ -198,100 +276,171 @@ impl Trainer {
         &mut self,
         profile: &Profile,
         parent: &Parent,
-        versions: &[VersionRecord],
         leased: &[LeasedSample],
-    ) -> Result<Made, TrainError> {
-        let mut baseline = parent.baseline();
-        let prepared = batch::prepare(leased, &self.config, &baseline)?;
-        let number = versions.iter().map(|v| v.version.number).max().unwrap_or(0) + 1;
+    ) -> Result<Step, TrainError> {
+        let baseline = batch::baseline_of(leased, &self.config, &parent.baseline());
+        let recipe = Recipe::of(&self.config, baseline, self.learners.kernel_path());
+        let (version, made) =
+            self.make(profile, parent, (leased, recipe, VersionOrigin::Trained))?;
+        match made {
+            Made::Version(commit) => {
+                let record = Box::new(commit.version.clone());
+                block_on(self.store.commit_step(*commit))?;
+                self.holds(profile, version.number);
+                Ok(Step::Version(record))
+            }
+            // A whole batch without signal is said aloud and dropped, else it would be leased again for ever.
+            Made::Nothing(why) => {
+                tracing::warn!(%profile, samples = leased.len(), "a whole batch held nothing to learn from");
+                self.give_up(leased, &why)?;
+                Ok(Step::Nothing(Progress::Idle))
+            }
+            Made::Skipped => {
+                tracing::error!(%profile, samples = leased.len(), "a step was not finite and is skipped; weights are unchanged");
+                self.give_up(leased, "non-finite step")?;
+                Ok(Step::Nothing(Progress::Skipped))
+            }
+        }
+    }
+
+    fn make(
+        &mut self,
+        profile: &Profile,
+        parent: &Parent,
+        (leased, recipe, origin): (&[LeasedSample], Recipe, VersionOrigin),
+    ) -> Result<(PolicyVersion, Made), TrainError> {
         let version = PolicyVersion {
             profile: profile.clone(),
-            number,
+            number: self.store.last_version(profile)? + 1,
         };
-        if prepared.samples.is_empty() {
-            return self
-                .nothing_learnt(profile, leased, &prepared)
-                .map(Made::Nothing);
-        }
-        let started = std::time::Instant::now();
-        let checkpoint = self.config.data_dir.join(checkpoint_name(&version));
-        let config = self.config.clone();
-        let learner = self.learner(profile, parent)?;
-        let outcome = step::run(learner, &prepared, &config)?;
-        if outcome.report.skipped {
-            return self.skipped(profile, leased).map(Made::Nothing);
-        }
-        create_parent(&checkpoint)?;
-        learner.save(&checkpoint)?;
-        let kl = step::kl_to_base(&*self.engine, &prepared, &outcome.logprobs, &self.config)?;
-        let seconds = started.elapsed().as_secs_f64();
-        baseline.update(&prepared.rewards);
-        let record = VersionRecord {
+        let plan = Plan {
             version: version.clone(),
-            parent: parent.number,
-            steps: parent.steps + 1,
-            state: VersionState::Candidate,
-            receipt: None,
-            checkpoint: Some(checkpoint_name(&version)),
-            samples: prepared.ids.clone(),
-            metrics: metrics(&prepared, &outcome, &baseline, kl, seconds),
-            created: (self.clock)(),
+            parent,
+            leased,
+            recipe,
+            origin,
+            now: (self.clock)(),
         };
-        let commit = StepCommit {
-            version: record.clone(),
-            dropped: prepared.left_out.clone(),
-        };
-        block_on(self.store.commit_step(commit))?;
+        let dir = self.config.data_dir.join(checkpoint_name(&version));
+        let (config, engine) = (self.config.clone(), self.engine.clone());
+        let learner = self.learner(profile, parent)?;
+        let made = make(&plan, learner, &*engine, (&config, Some(&dir)))?;
+        Ok((version, made))
+    }
+
+    fn holds(&mut self, profile: &Profile, number: u64) {
         if let Some(open) = self.open.get_mut(profile) {
             open.at = number;
         }
-        Ok(Made::Version(record))
     }
 
-    /// Publishes a committed candidate and lets older versions go.
-    fn finish(&mut self, record: VersionRecord) -> Result<Progress, TrainError> {
-        let profile = record.version.profile.clone();
-        let at = Parent {
-            number: record.version.number,
-            steps: record.steps,
-            record: Some(record.clone()),
+    /// Makes the next step again without what was forgotten, on top of what stands.
+    fn replay(
+        &mut self,
+        profile: &Profile,
+        versions: &[VersionRecord],
+        of: u64,
+    ) -> Result<Progress, TrainError> {
+        let head = registry::unfinished(versions).or(registry::served(versions));
+        let parent = Parent::of(head.cloned());
+        let skip = |trainer: &mut Self, why: &str| {
+            tracing::warn!(%profile, of, "a step is not made again: {why}");
+            trainer.open.remove(profile);
+            trainer.append(vec![Event::ReplaySkipped {
+                version: PolicyVersion {
+                    profile: profile.clone(),
+                    number: of,
+                },
+            }])?;
+            Ok(Progress::Idle)
         };
-        self.learner(&profile, &at)?;
-        let Some(open) = self.open.get_mut(&profile) else {
+        let Some(old) = versions.iter().find(|v| v.version.number == of) else {
+            return skip(self, "its record is gone");
+        };
+        let leased = self.store.samples(&old.samples)?;
+        if leased.is_empty() {
+            return skip(self, "nothing of its batch is left");
+        }
+        let mut recipe = match replay::recipe(old, &leased, &parent, &self.config) {
+            Ok(recipe) => recipe,
+            Err(error) => return skip(self, &error.to_string()),
+        };
+        recipe.kernel_path = self.learners.kernel_path();
+        let origin = VersionOrigin::Replayed(of);
+        let (version, made) = self.make(profile, &parent, (&leased, recipe, origin))?;
+        let mut commit = match made {
+            Made::Version(commit) => commit,
+            Made::Nothing(why) => return skip(self, &why),
+            Made::Skipped => return skip(self, "it is not finite"),
+        };
+        // What is left out now was consumed before: it stays named, and taught nothing.
+        commit.version.samples = old.samples.clone();
+        commit.dropped.clear();
+        block_on(self.store.commit_step(*commit))?;
+        self.holds(profile, version.number);
+        tracing::info!(%version, of, "a step was made again");
+        Ok(Progress::Replayed(version))
+    }
+
+    /// Publishes a committed candidate, or rejects it.
+    fn finish(&mut self, record: VersionRecord) -> Result<Progress, TrainError> {
+        let version = record.version.clone();
+        let profile = version.profile.clone();
+        let parent = Parent::of(Some(record.clone()));
+        self.learner(&profile, &parent)?;
+        let Some(mut open) = self.open.remove(&profile) else {
             return Ok(Progress::Idle);
         };
         // An operator may have gone back meanwhile: what was trained from another version is not published over that.
         let now = self.store.versions(&profile)?;
-        if chain::served(&now).map_or(0, |v| v.version.number) != record.parent {
+        if registry::unfinished(&now).is_none_or(|v| v.version != version) {
             let why = "another version was put in its parent's place during the step".to_owned();
-            let (version, state) = (record.version.clone(), VersionState::Rejected(why));
-            block_on(self.store.append(vec![Event::Version {
-                version,
+            let state = self
+                .publisher()
+                .state(&version, VersionState::Rejected(why.clone()), None);
+            self.append(vec![
                 state,
-                receipt: None,
-            }]))?;
-            self.open.remove(&profile);
-            return Ok(Progress::Rejected(record.version));
+                Event::Unlearnt {
+                    version: version.clone(),
+                    why,
+                },
+            ])?;
+            return Ok(Progress::Rejected(version));
         }
-        let publisher = Publisher {
-            engine: &*self.engine,
-            store: &*self.store,
-            config: &self.config,
-        };
-        if !publisher.publish(&record, &mut *open.learner)? {
-            // The learner must not go on from weights that were rejected.
-            self.open.remove(&profile);
-            return Ok(Progress::Rejected(record.version));
+        let mut known = std::mem::take(&mut self.known);
+        let outcome = self
+            .publisher()
+            .publish(&record, &mut *open.learner, &mut known);
+        self.known = known;
+        // The candidates of a replay that it stands on served for nothing else.
+        let below = Chain::of(record.parent, &now);
+        let between = now
+            .iter()
+            .filter(|v| v.state == VersionState::Candidate && below.holds(v.version.number));
+        match outcome? {
+            Outcome::Served => {
+                let passed = between.map(|v| {
+                    self.publisher()
+                        .state(&v.version, VersionState::Superseded, None)
+                });
+                self.append(passed.collect())?;
+                self.open.insert(profile, open);
+                Ok(Progress::Served(version))
+            }
+            Outcome::Rejected { why, .. } => {
+                let state = VersionState::Rejected(format!(
+                    "version {} on top of it: {why}",
+                    version.number
+                ));
+                let rejected =
+                    between.map(|v| self.publisher().state(&v.version, state.clone(), None));
+                self.append(rejected.collect())?;
+                // The learner must not go on from weights that were rejected: it is opened anew from what is served.
+                drop(open);
+                self.run_out_of_patience(&profile)?;
+                Ok(Progress::Rejected(version))
+            }
         }
-        let versions = self.store.versions(&profile)?;
-        let keep = self
-            .config
-            .resident
-            .max(self.config.max_staleness as usize + 1);
-        for old in versions.iter().rev().skip(keep + 1) {
-            self.engine.unload(&old.version);
-        }
-        Ok(Progress::Served(record.version))
     }
 
     /// The learner holding exactly `parent`'s weights: the open one, or one opened from the checkpoint.
@@ -329,164 +478,20 @@ impl Trainer {
         }
     }
 
-    /// A whole batch without signal is said aloud and dropped, else it would be leased again for ever.
-    fn nothing_learnt(
-        &mut self,
-        profile: &Profile,
-        leased: &[LeasedSample],
-        prepared: &Prepared,
-    ) -> Result<Progress, TrainError> {
-        tracing::warn!(%profile, samples = leased.len(), "a whole batch held nothing to learn from");
-        let why = prepared
-            .left_out
-            .first()
-            .map_or("nothing to learn from", |(_, w)| w.as_str());
-        self.give_up(leased, why)?;
-        Ok(Progress::Idle)
-    }
-
-    fn skipped(
-        &mut self,
-        profile: &Profile,
-        leased: &[LeasedSample],
-    ) -> Result<Progress, TrainError> {
-        tracing::error!(%profile, samples = leased.len(), "a step was not finite and is skipped; weights are unchanged");
-        self.give_up(leased, "non-finite step")?;
-        Ok(Progress::Skipped)
-    }
-
     fn give_up(&self, leased: &[LeasedSample], why: &str) -> Result<(), TrainError> {
         let samples: Vec<SampleId> = leased.iter().map(|l| l.id).collect();
         block_on(self.store.release(samples.clone()))?;
-        block_on(self.store.append(vec![Event::Dropped {
+        self.append(vec![Event::Dropped {
             samples,
             why: why.to_owned(),
-        }]))?;
-        Ok(())
+        }])
     }
 }
 
 /// What a step came to, before anything is published.
-enum Made {
+enum Step {
     /// A committed candidate.
-    Version(VersionRecord),
+    Version(Box<VersionRecord>),
     /// No version.
     Nothing(Progress),
-}
-
-/// What a step starts from.
-struct Parent {
-    number: u64,
-    steps: u64,
-    record: Option<VersionRecord>,
-}
-
-impl Parent {
-    fn baseline(&self) -> Baseline {
-        let metric = |name: &str| {
-            let metrics = self.record.iter().flat_map(|r| &r.metrics);
-            metrics
-                .filter(|(n, _)| n == name)
-                .map(|(_, v)| *v)
-                .next_back()
-                .unwrap_or(0.0)
-        };
-        Baseline {
-            mean: metric("baseline"),
-            count: metric("baseline_count"),
-        }
-    }
-
-    fn checkpoint(&self, data_dir: &Path) -> Option<Checkpoint> {
-        let record = self.record.as_ref()?;
-        let name = record.checkpoint.as_ref()?;
-        Some(Checkpoint {
-            dir: data_dir.join(name),
-            step: record.steps,
-        })
-    }
-}
-
-fn metrics(
-    prepared: &Prepared,
-    outcome: &step::StepOutcome,
-    baseline: &Baseline,
-    kl: Option<f64>,
-    seconds: f64,
-) -> Vec<(String, f64)> {
-    let stats = &outcome.stats;
-    let per_token = |sum: f64| sum / stats.tokens.max(1) as f64;
-    let reward_mean = prepared.rewards.iter().map(|r| f64::from(*r)).sum::<f64>()
-        / prepared.rewards.len().max(1) as f64;
-    let total: usize = prepared.samples.iter().map(|s| s.tokens().len()).sum();
-    let mut all = vec![
-        ("loss", stats.loss),
-        ("grad_norm", f64::from(outcome.report.grad_norm)),
-        ("samples", prepared.samples.len() as f64),
-        ("left_out", prepared.left_out.len() as f64),
-        ("hinted", prepared.hinted as f64),
-        ("reward_mean", reward_mean),
-        ("tokens", stats.tokens as f64),
-        ("tokens_all", total as f64),
-        ("masked_tokens", stats.masked as f64),
-        ("clip_fraction", per_token(stats.clipped as f64)),
-        ("behavior_gap", per_token(stats.behavior_gap)),
-        ("baseline", baseline.mean),
-        ("baseline_count", baseline.count),
-        ("seconds", seconds),
-    ];
-    all.extend(kl.map(|kl| ("kl_to_base", kl)));
-    all.into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
-}
-
-fn create_parent(dir: &Path) -> Result<(), TrainError> {
-    let Some(parent) = dir.parent() else {
-        return Ok(());
-    };
-    std::fs::create_dir_all(parent).map_err(|error| TrainError::Io {
-        what: "cannot create",
-        path: parent.display().to_string(),
-        error,
-    })
-}
-
-/// Deletes `adapters/<profile>/<number>` folders that no committed version names: steps a crash left half-made.
-fn delete_unnamed(data_dir: &Path, named: &HashSet<String>) -> Result<(), TrainError> {
-    let adapters = data_dir.join("adapters");
-    for profile in folders(&adapters)? {
-        for name in folders(&adapters.join(&profile))? {
-            let relative = format!("adapters/{profile}/{name}");
-            if !named.contains(&relative) {
-                let path = data_dir.join(&relative);
-                tracing::warn!(path = %path.display(), "deleting a checkpoint that was never committed");
-                std::fs::remove_dir_all(&path).map_err(|error| TrainError::Io {
-                    what: "cannot delete",
-                    path: path.display().to_string(),
-                    error,
-                })?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn folders(dir: &Path) -> Result<Vec<String>, TrainError> {
-    let failed = |error| TrainError::Io {
-        what: "cannot read",
-        path: dir.display().to_string(),
-        error,
-    };
-    if !dir.exists() {
-        return Ok(Vec::new());
-    }
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.path().is_dir() {
-            names.push(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    Ok(names)
 }

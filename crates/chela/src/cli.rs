@@ -48,6 +48,12 @@ pub enum Command {
     Serve(ServeArgs),
     /// Watch a model learn a simulated user's taste, with the score before and after.
     Demo(DemoArgs),
+    /// Play simulated users against a server of its own: do profiles stay apart, does a hostile loop do harm.
+    Experiment {
+        /// Which one.
+        #[command(subcommand)]
+        which: ExperimentCommand,
+    },
     /// Measure this machine and model: prefill, decode, training, publish.
     Bench,
     /// Make, list and revoke keys.
@@ -72,7 +78,9 @@ pub enum Command {
     },
     /// Score a turn of the running server.
     Feedback(FeedbackArgs),
-    /// Versions of a profile: list them, go back, pause.
+    /// Take a turn, a session or a whole profile out: its text, what it taught, and every version that learnt from it.
+    Forget(ForgetArgs),
+    /// Versions of a profile: list, show, compare, go back, pause, export, import.
     Policy {
         /// What to do with versions.
         #[command(subcommand)]
@@ -138,6 +146,52 @@ pub struct DemoArgs {
     /// Most optimizer steps.
     #[arg(long)]
     pub updates: Option<u64>,
+}
+
+/// `chela experiment …`
+#[derive(Clone, Debug, Subcommand)]
+pub enum ExperimentCommand {
+    /// Two users with opposite tastes at once: each profile must learn its own user's, and neither move on the other's.
+    Profiles(ProfilesArgs),
+    /// A hostile loop fills the batches after an honest user: what is served must stay good.
+    Runaway(RunawayArgs),
+}
+
+/// `chela experiment profiles`
+#[derive(Clone, Debug, Args)]
+pub struct ProfilesArgs {
+    /// Seed of the simulated users and of the adapters.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Most optimizer steps of each profile.
+    #[arg(long)]
+    pub updates: Option<u64>,
+    /// A few updates and prompts, to see that it runs.
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// `chela experiment runaway`
+#[derive(Clone, Debug, Args)]
+pub struct RunawayArgs {
+    /// Seed of the simulated users and of the adapter.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Optimizer steps that the honest user teaches first.
+    #[arg(long)]
+    pub updates: Option<u64>,
+    /// Sessions of the hostile loop.
+    #[arg(long)]
+    pub sessions: Option<usize>,
+    /// Thanks for worthless replies, demands of garbage, or one and the other in turn.
+    #[arg(long, default_value = "both", value_parser = ["praise", "demand", "both"])]
+    pub pattern: String,
+    /// The control: the same without gate and watch.
+    #[arg(long)]
+    pub no_gate: bool,
+    /// Two updates, 48 hostile sessions, 32 prompts.
+    #[arg(long)]
+    pub quick: bool,
 }
 
 /// `chela key …`
@@ -236,11 +290,86 @@ pub struct FeedbackArgs {
     pub text: Option<String>,
 }
 
+/// `chela forget`
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).args(["turn", "session", "profile"])))]
+pub struct ForgetArgs {
+    /// A turn, with all that stands on it.
+    #[arg(long, value_name = "ID")]
+    pub turn: Option<String>,
+    /// A session.
+    #[arg(long, value_name = "ID")]
+    pub session: Option<String>,
+    /// Everything of a profile.
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
+    /// Only say what would go and what it would cost.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask.
+    #[arg(long)]
+    pub yes: bool,
+}
+
 /// `chela policy …`
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// All versions of a profile.
     List(ProfileArg),
+    /// One version: what it learnt from which words, its receipt, what the gate found.
+    Show {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// Which version; else what is served.
+        version: Option<u64>,
+    },
+    /// What changed between two versions: the same prompts answered by both, KL, length, and the lessons between.
+    Diff {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// The first; else the base model.
+        #[arg(long)]
+        from: Option<u64>,
+        /// The second; else what is served.
+        #[arg(long)]
+        to: Option<u64>,
+    },
+    /// Write a version's adapter (PEFT's layout), or the model with it merged in.
+    Export {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// Which version; else what is served.
+        #[arg(long)]
+        version: Option<u64>,
+        /// Merge the adapter into the base weights: a Hugging Face folder, or one GGUF file.
+        #[arg(long, value_parser = ["hf", "gguf"])]
+        merged: Option<String>,
+        /// Type of merged weights: f32, f16, bf16 or (gguf) q8_0; else the model's own, f16 for quantised ones.
+        #[arg(long, value_parser = ["f32", "f16", "bf16", "q8_0"], requires = "merged")]
+        dtype: Option<String>,
+        /// The folder or file to make.
+        to: PathBuf,
+    },
+    /// Take an adapter in PEFT's layout in as a candidate; it serves once the gate has passed it.
+    Import {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// Its folder.
+        from: PathBuf,
+    },
+    /// Make every step on the way to a version again and compare the weights bit for bit (no server may run).
+    Replay {
+        /// Whose.
+        #[command(flatten)]
+        profile: ProfileArg,
+        /// Which version; else what is served.
+        #[arg(long)]
+        version: Option<u64>,
+    },
     /// Go back to a version (0 = the base model), or to the served one's parent.
     Rollback {
         /// Whose.

@@ -8,13 +8,14 @@ mod folder;
 mod judges;
 mod keys;
 mod output;
+mod probes;
 mod script;
 mod supervise;
 
 use anyhow::{Context, Result};
 use chela_model::TerminalProgress;
 use clap::Parser;
-use cli::{Cli, Command, Common, ConfigAction, EngineKind, ServeArgs};
+use cli::{Cli, Command, Common, ConfigAction, EngineKind, PolicyCommand, ServeArgs};
 use config::Config;
 use output::Output;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -100,19 +101,45 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
     match cli.command {
         Command::Serve(args) => serve_until_told(&config, &args.engine, &data_dir, output),
         Command::Demo(args) => commands::demo::run(config, named.as_deref(), &args, output),
+        Command::Experiment { which } => {
+            commands::experiment::run(config, named.as_deref(), &which, output)
+        }
         Command::Bench => commands::bench::run(&config, output),
         Command::Key { action } => commands::key::run(&data_dir, &action, output),
         Command::Config {
             action: ConfigAction::Show,
         } => show(&layers, output),
         Command::Connect(args) => connect::run(&config, &data_dir, &args, output).context(Usage),
+        Command::Policy {
+            action:
+                PolicyCommand::Export {
+                    profile,
+                    version,
+                    merged,
+                    dtype,
+                    to,
+                },
+        } => {
+            let asked = commands::export::Asked {
+                profile: &profile.profile,
+                version,
+                merged: merged.as_deref(),
+                dtype: dtype.as_deref(),
+                to: &to,
+            };
+            commands::export::run(&config, &data_dir, &asked, output)
+        }
+        Command::Policy {
+            action: PolicyCommand::Replay { profile, version },
+        } => commands::replay::run(&config, &data_dir, (&profile.profile, version), output),
         Command::Doctor => commands::doctor::run(&config, &data_dir, output),
         command => {
             let remote = commands::remote::Remote::find(&data_dir)?;
             match command {
                 Command::Session { action } => commands::remote::session(&remote, &action, output),
+                Command::Forget(args) => commands::policy::forget(&remote, &args, output),
                 Command::Feedback(args) => commands::remote::feedback(&remote, &args, output),
-                Command::Policy { action } => commands::remote::policy(&remote, &action, output),
+                Command::Policy { action } => commands::policy::run(&remote, &action, output),
                 _ => commands::remote::status(&remote, output),
             }
         }

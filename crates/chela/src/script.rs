@@ -353,7 +353,11 @@ impl PolicyEngine for ScriptEngine {
         }
     }
 
+    fn register(&self, _version: PolicyVersion, _weights: Weights, _hash: Option<String>) {}
+
     fn unload(&self, _version: &PolicyVersion) {}
+
+    fn forget_texts(&self, _profile: &Profile) {}
 
     fn health(&self) -> Result<(), String> {
         Ok(())

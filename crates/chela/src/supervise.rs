@@ -5,19 +5,20 @@ use crate::{
     folder::{self, DataFolder},
     judges,
     keys::{KeyFile, Keys},
+    probes,
     script::ScriptEngine,
 };
 use anyhow::{Context, Result, bail};
 use chela_chat::Chat;
 use chela_core::{
-    AdapterSpec, EngineInfo, Learners, Millis, OptimParams, PolicyEngine, TrajectoryStore,
+    AdapterSpec, EngineInfo, Learners, Millis, OptimParams, PolicyEngine, Profile, TrajectoryStore,
 };
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelFiles, ModelSource, Progress, resolve};
 use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients};
 use chela_server::{App, ServerConfig};
 use chela_store::Store;
-use chela_train::{TrainConfig, Trainer};
+use chela_train::{GateConfig, TrainConfig, Trainer, WatchConfig, restore::restore};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
@@ -68,7 +69,8 @@ pub fn load_script(config: &Config, file: &Path, progress: &mut dyn Progress) ->
     })
 }
 
-fn find(config: &Config, progress: &mut dyn Progress) -> Result<ModelFiles> {
+/// The configured model's files, fetched when they are not there.
+pub fn find(config: &Config, progress: &mut dyn Progress) -> Result<ModelFiles> {
     let cache = match config.model.cache_dir.as_str() {
         "" => folder::default_cache_dir()?,
         dir => PathBuf::from(dir),
@@ -94,6 +96,7 @@ pub fn load_local(
             mib => mib << 20,
         },
         train_share: config.learning.train_share,
+        adapter_bytes: config.model.adapter_mib << 20,
         ..EngineOptions::default()
     };
     let engine = LocalEngine::open(&model, options)?;
@@ -161,16 +164,19 @@ pub fn start(
     let store: Arc<dyn TrajectoryStore> = Arc::new(Store::open(&data)?);
     let engine: Arc<dyn PolicyEngine> = loaded.engine.clone();
     let train = train_config(config, &data, &loaded.chat)?;
-    Trainer::restore(&*store, &*engine, &train)?;
-    let judges = judges::build(config, &engine, &loaded.chat)?;
     let clock = clock();
+    // A scripted engine has no weights: it would find every version broken.
+    if loaded.learners.is_some() {
+        restore(&*store, &*engine, &train, clock())?;
+    }
+    let judges = judges::build(config, &engine, &loaded.chat)?;
     let rollout = Rollout::new(
         store.clone(),
         engine.clone(),
         loaded.chat.clone(),
         judges,
         clock.clone(),
-        rollout_config(config, &data),
+        rollout_config(config, &data)?,
     );
     let keys = KeyFile::of(&data);
     let admin_key = keys.admin()?;
@@ -287,15 +293,22 @@ fn server_config(config: &Config, local: &std::net::SocketAddr) -> ServerConfig 
     ServerConfig {
         bound_names,
         cors_origins: config.server.cors_origins.clone(),
+        profile_requests: config.server.profile_requests,
         strict_models: config.server.strict_models,
         grace: Duration::from_secs(config.server.grace_seconds),
         ..defaults
     }
 }
 
-fn rollout_config(config: &Config, data: &Path) -> RolloutConfig {
+/// Profiles that never learn.
+fn frozen(config: &Config) -> Result<Vec<Profile>> {
+    let names = config.learning.frozen.iter().map(Profile::new);
+    Ok(names.collect::<Result<_, _>>()?)
+}
+
+fn rollout_config(config: &Config, data: &Path) -> Result<RolloutConfig> {
     let learning = &config.learning;
-    RolloutConfig {
+    Ok(RolloutConfig {
         learning: learning.on,
         truncated: match learning.truncated.as_str() {
             "bad" => TruncatedReplies::Bad,
@@ -306,17 +319,20 @@ fn rollout_config(config: &Config, data: &Path) -> RolloutConfig {
             "side" => UnknownClients::Side,
             _ => UnknownClients::Main,
         },
+        frozen: frozen(config)?,
         session_idle: Duration::from_secs(learning.session_idle * 60),
         keep_neutral: learning.baseline,
         // A judge's votes run side by side, then its votes on hints; and what stands around them.
         judge_timeout: Duration::from_secs(config.judge.timeout.saturating_mul(3)),
         ..RolloutConfig::new(data)
-    }
+    })
 }
 
-fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainConfig> {
+/// When and how to train.
+pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainConfig> {
     let learning = &config.learning;
-    let canary = chat.encode("The quick brown fox jumps over the lazy dog, and then it rests.")?;
+    let canary = chat.encode(probes::CANARY)?;
+    let (probes, open) = probes::rendered(chat)?;
     let defaults = TrainConfig::new(data.to_path_buf(), canary);
     Ok(TrainConfig {
         batch: learning.batch,
@@ -347,6 +363,26 @@ fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainConfig
             seed: learning.seed,
             ..AdapterSpec::default()
         },
+        gate: GateConfig {
+            on: learning.gate,
+            held_out: if learning.gate {
+                learning.held_out
+            } else {
+                0.0
+            },
+            kl_budget: learning.kl_budget,
+            probe_drop: learning.probe_drop,
+            probes,
+            open,
+            end_ids: chat.end_ids().to_vec(),
+            ..GateConfig::default()
+        },
+        watch: WatchConfig {
+            turns: learning.watch_turns,
+            margin: learning.rollback_margin,
+            ..WatchConfig::default()
+        },
+        frozen: frozen(config)?,
         ..defaults
     })
 }

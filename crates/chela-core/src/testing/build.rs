@@ -130,11 +130,10 @@ pub fn step(profile: &Profile, number: u64, parent: u64, samples: &[SampleId]) -
             version,
             parent,
             steps: parent + 1,
-            state: VersionState::Candidate,
-            receipt: None,
             samples: samples.to_vec(),
             metrics: vec![("loss".to_owned(), 0.125), ("grad_norm".to_owned(), 1e-30)],
             created: 4_000,
+            ..VersionRecord::default()
         },
         dropped: Vec::new(),
     }
@@ -146,5 +145,17 @@ pub fn receipt() -> Receipt {
         weights_hash: "ab12".to_owned(),
         engine_canary: vec![-1.5, -0.25],
         learner_canary: vec![-1.5, -0.250_000_1],
+    }
+}
+
+/// Forgetting that touches no version.
+pub fn forgetting(target: ForgetTarget) -> Forget {
+    Forget {
+        target,
+        why: "asked for".to_owned(),
+        versions: Vec::new(),
+        back_to: None,
+        replay: Vec::new(),
+        at: 9_000,
     }
 }

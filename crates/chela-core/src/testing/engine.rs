@@ -9,7 +9,7 @@ use super::{
 use crate::*;
 use std::{
     collections::{HashMap, VecDeque},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
     task::{Context, Poll, Waker},
 };
@@ -66,6 +66,8 @@ struct State {
     answer: Box<ReplyFn>,
     score: Option<Arc<ScoreFn>>,
     loaded: HashMap<PolicyVersion, Arc<FakeModel>>,
+    homes: HashMap<PolicyVersion, (PathBuf, Option<String>)>,
+    forgotten: Vec<Profile>,
     served: HashMap<Profile, u64>,
     failure: Option<EngineError>,
     health: Result<(), String>,
@@ -109,6 +111,8 @@ impl FakeEngine {
             answer: Box::new(|_, _| FakeReply::default()),
             score: None,
             loaded: HashMap::new(),
+            homes: HashMap::new(),
+            forgotten: Vec::new(),
             served: HashMap::new(),
             failure: None,
             health: Ok(()),
@@ -201,6 +205,11 @@ impl FakeEngine {
         self.lock().cancelled
     }
 
+    /// Profiles whose texts were to be forgotten, in order.
+    pub fn forgotten(&self) -> Vec<Profile> {
+        self.lock().forgotten.clone()
+    }
+
     /// Resident versions, sorted.
     pub fn resident(&self) -> Vec<PolicyVersion> {
         let mut all: Vec<_> = self.lock().loaded.keys().cloned().collect();
@@ -264,7 +273,23 @@ impl FakeEngine {
                 score,
             });
         }
-        let Some(model) = state.loaded.get(&version).cloned() else {
+        let mut model = state.loaded.get(&version).cloned();
+        if model.is_none()
+            && let Some((dir, hash)) = state.homes.get(&version).cloned()
+        {
+            drop(state);
+            let read = load(&dir, self.info.vocabulary)?;
+            if hash.is_some_and(|h| h != read.hash()) {
+                return Err(EngineError::Weights(format!(
+                    "{} is not what was published",
+                    dir.display()
+                )));
+            }
+            let read = Arc::new(read);
+            self.lock().loaded.insert(version.clone(), read.clone());
+            model = Some(read);
+        }
+        let Some(model) = model else {
             return Err(EngineError::NotLoaded(version));
         };
         Ok(Resolved {
@@ -455,10 +480,16 @@ impl PolicyEngine for FakeEngine {
         }
         let Weights::Adapter(dir) = weights;
         ready(load(&dir, self.info.vocabulary).map(|model| {
-            let bits: Vec<TokenId> = model.parameters.iter().map(|p| p.to_bits()).collect();
+            let hash = model.hash();
+            self.lock().homes.insert(version.clone(), (dir, None));
             self.insert(version, model);
-            format!("{:016x}", hash(&bits))
+            hash
         }))
+    }
+
+    fn register(&self, version: PolicyVersion, weights: Weights, hash: Option<String>) {
+        let Weights::Adapter(dir) = weights;
+        self.lock().homes.insert(version, (dir, hash));
     }
 
     fn serve(&self, version: &PolicyVersion) -> Result<(), EngineError> {
@@ -473,7 +504,12 @@ impl PolicyEngine for FakeEngine {
         let mut state = self.lock();
         if state.served.get(&version.profile) != Some(&version.number) {
             state.loaded.remove(version);
+            state.homes.remove(version);
         }
+    }
+
+    fn forget_texts(&self, profile: &Profile) {
+        self.lock().forgotten.push(profile.clone());
     }
 
     fn health(&self) -> Result<(), String> {

@@ -108,6 +108,10 @@ impl Learners for FakeLearners {
         learner.claimed = true;
         Ok(Box::new(learner))
     }
+
+    fn kernel_path(&self) -> String {
+        "fake".to_owned()
+    }
 }
 
 /// One adapter and its optimizer.
@@ -272,6 +276,10 @@ impl Learner for FakeLearner {
             skipped: false,
             step: self.step,
         })
+    }
+
+    fn weights_hash(&self) -> Result<String, EngineError> {
+        Ok(self.model.hash())
     }
 
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {

@@ -40,6 +40,10 @@ pub(super) struct State {
     pub samples: BTreeMap<SampleId, Arc<SampleEntry>>,
     pub versions: BTreeMap<PolicyVersion, VersionRecord>,
     pub paused: BTreeMap<Profile, String>,
+    /// Steps to be made again.
+    pub replays: BTreeMap<Profile, Vec<u64>>,
+    /// The last number of each profile, kept when its versions are forgotten.
+    pub last_version: BTreeMap<Profile, u64>,
     pub last_turn: u64,
     pub last_verdict: u64,
     pub last_sample: u64,
@@ -90,7 +94,32 @@ impl State {
                 version,
                 state,
                 receipt,
-            } => self.set_version(version, state, receipt),
+                at,
+            } => self.set_version(version, (state, at), receipt),
+            Event::Gate { version, report } => match self.versions.get_mut(&version) {
+                Some(record) if record.state.is_there() => {
+                    record.gate = Some(report);
+                    Ok(())
+                }
+                _ => refuse(format!("version {version} is unknown or forgotten")),
+            },
+            Event::Unlearnt { version, why } => {
+                for entry in self.samples.values_mut() {
+                    if entry.state == SampleState::Consumed(version.clone()) {
+                        Arc::make_mut(entry).state = SampleState::Dropped(why.clone());
+                    }
+                }
+                Ok(())
+            }
+            Event::ReplaySkipped { version } => {
+                let waiting = self.replays.entry(version.profile.clone()).or_default();
+                let before = waiting.len();
+                waiting.retain(|n| *n != version.number);
+                if waiting.len() == before {
+                    return refuse(format!("{version} is not to be made again"));
+                }
+                Ok(())
+            }
             Event::Paused { profile, why } => {
                 match why {
                     Some(why) => self.paused.insert(profile, why),
@@ -334,27 +363,44 @@ impl State {
     fn set_version(
         &mut self,
         version: PolicyVersion,
-        state: VersionState,
+        (state, at): (VersionState, Millis),
         receipt: Option<Receipt>,
     ) -> Done {
         let base = version.number == 0 && state == VersionState::Served && receipt.is_none();
-        if !base && !self.versions.contains_key(&version) {
-            return refuse(format!("version {version} is unknown"));
+        // What is forgotten has no weights: no later word brings it back.
+        let known = self.versions.get(&version).map(|r| r.state.is_there());
+        if !base && known != Some(true) {
+            return refuse(format!("version {version} is unknown or forgotten"));
         }
         if state == VersionState::Served {
-            for other in self.versions.values_mut() {
-                if other.version.profile == version.profile && other.state == VersionState::Served {
-                    other.state = VersionState::Superseded;
-                }
-            }
+            self.leave(&version, at);
         }
         if let Some(record) = self.versions.get_mut(&version) {
+            if state == VersionState::Served {
+                record.served_at = Some(at);
+                record.left_at = None;
+            } else if record.state == VersionState::Served {
+                record.left_at = Some(at);
+            }
             record.state = state;
             if receipt.is_some() {
                 record.receipt = receipt;
             }
         }
         Ok(())
+    }
+
+    /// What the profile of `next` serves is superseded by it.
+    fn leave(&mut self, next: &PolicyVersion, at: Millis) {
+        for other in self.versions.values_mut() {
+            if other.version.profile == next.profile
+                && other.version != *next
+                && other.state == VersionState::Served
+            {
+                other.state = VersionState::Superseded;
+                other.left_at = Some(at);
+            }
+        }
     }
 
     pub fn lease(&mut self, samples: &[SampleId]) -> Result<Vec<LeasedSample>, StoreError> {
@@ -403,11 +449,11 @@ impl State {
 
     pub fn commit_step(&mut self, step: StepCommit) -> Done {
         let version = step.version.version.clone();
-        let numbers = self
-            .versions
-            .keys()
-            .filter(|v| v.profile == version.profile);
-        let last = numbers.map(|v| v.number).max().unwrap_or(0);
+        let last = self
+            .last_version
+            .get(&version.profile)
+            .copied()
+            .unwrap_or(0);
         if version.number <= last {
             return refuse(format!("version {version} is not greater than {last}"));
         }
@@ -418,16 +464,50 @@ impl State {
             number: step.version.parent,
             ..version.clone()
         };
-        if parent.number != 0 && !self.versions.contains_key(&parent) {
+        let there = |v: &VersionRecord| v.state.is_there();
+        if parent.number != 0 && !self.versions.get(&parent).is_some_and(there) {
             return refuse(format!("the parent {parent} of {version} is unknown"));
         }
-        for id in &step.version.samples {
-            self.own_leased(*id, &version)?.state = SampleState::Consumed(version.clone());
+        if let VersionOrigin::Replayed(of) = step.version.origin {
+            self.strike(&version, of)?;
+            for id in &step.version.samples {
+                let entry = match self.samples.get_mut(id) {
+                    Some(entry) => Arc::make_mut(entry),
+                    None => return refuse(format!("sample {} is unknown", id.0)),
+                };
+                let old = PolicyVersion {
+                    number: of,
+                    ..version.clone()
+                };
+                if entry.state != SampleState::Consumed(old) {
+                    return refuse(format!("sample {} was not consumed by step {of}", id.0));
+                }
+                entry.state = SampleState::Consumed(version.clone());
+            }
+        } else {
+            for id in &step.version.samples {
+                self.own_leased(*id, &version)?.state = SampleState::Consumed(version.clone());
+            }
         }
         for (id, why) in step.dropped {
             self.own_leased(id, &version)?.state = SampleState::Dropped(why);
         }
+        self.last_version
+            .insert(version.profile.clone(), version.number);
         self.versions.insert(version, step.version);
+        Ok(())
+    }
+
+    /// Takes the step off the list of those to be made again; it must come first.
+    fn strike(&mut self, version: &PolicyVersion, of: u64) -> Done {
+        let waiting = self.replays.entry(version.profile.clone()).or_default();
+        if waiting.first() != Some(&of) {
+            return refuse(format!(
+                "step {of} of {} is not the next to be made again",
+                version.profile
+            ));
+        }
+        waiting.remove(0);
         Ok(())
     }
 
@@ -444,36 +524,5 @@ impl State {
             ));
         }
         self.leased_mut(id)
-    }
-
-    pub fn forget(&mut self, profile: &Profile, session: &SessionId) -> Result<u64, StoreError> {
-        let of = |turn: &Turn| turn.profile == *profile && turn.session == *session;
-        let turns = self
-            .turns
-            .values()
-            .filter(|e| of(&e.turn))
-            .map(|e| e.turn.id);
-        let gone: std::collections::BTreeSet<TurnId> = turns.collect();
-        let of_gone = |s: &SampleEntry| gone.contains(&s.sample.turn);
-        if self
-            .samples
-            .values()
-            .any(|s| of_gone(s) && s.state == SampleState::Leased)
-        {
-            return refuse(format!(
-                "samples of session {session} are in a step being made"
-            ));
-        }
-        if self
-            .sessions
-            .remove(&(profile.clone(), session.clone()))
-            .is_none()
-        {
-            return Err(StoreError::NotFound(format!("session {session}")));
-        }
-        self.samples.retain(|_, s| !of_gone(s));
-        self.verdicts.retain(|_, v| !gone.contains(&v.turn));
-        self.turns.retain(|id, _| !gone.contains(id));
-        Ok(gone.len() as u64)
     }
 }

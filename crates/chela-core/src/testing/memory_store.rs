@@ -94,6 +94,15 @@ fn story(state: &State, entry: &TurnEntry) -> TurnStory {
     }
 }
 
+fn full(state: &State, id: SampleId) -> Option<LeasedSample> {
+    let entry = state.samples.get(&id)?;
+    Some(LeasedSample {
+        id,
+        sample: entry.sample.clone(),
+        turn: (*state.turns.get(&entry.sample.turn)?.turn).clone(),
+    })
+}
+
 fn waits(judged: &BTreeSet<TurnId>, entry: &TurnEntry) -> bool {
     entry.turn.kind == TurnKind::Main
         && entry.next.is_some()
@@ -190,12 +199,17 @@ impl TrajectoryStore for MemoryStore {
         Ok(idle)
     }
 
-    fn forget_session(
-        &self,
-        profile: &Profile,
-        session: &SessionId,
-    ) -> BoxFuture<'static, Result<u64, StoreError>> {
-        self.write(|state| state.forget(profile, session))
+    fn plan_forget(&self, target: &ForgetTarget) -> Result<ForgetPlan, StoreError> {
+        self.lock().state.plan_forget(target)
+    }
+
+    fn forget(&self, forget: Forget) -> BoxFuture<'static, Result<ForgetProof, StoreError>> {
+        self.write(move |state| {
+            Ok(ForgetProof {
+                plan: state.forget(&forget)?,
+                ..ForgetProof::default()
+            })
+        })
     }
 
     fn unjudged(&self, limit: usize) -> Result<Vec<TurnId>, StoreError> {
@@ -278,6 +292,107 @@ impl TrajectoryStore for MemoryStore {
             .filter(|r| r.version.profile == *profile)
             .cloned()
             .collect())
+    }
+
+    fn last_version(&self, profile: &Profile) -> Result<u64, StoreError> {
+        Ok(self
+            .lock()
+            .state
+            .last_version
+            .get(profile)
+            .copied()
+            .unwrap_or(0))
+    }
+
+    fn replays(&self, profile: &Profile) -> Result<Vec<u64>, StoreError> {
+        let inner = self.lock();
+        Ok(inner
+            .state
+            .replays
+            .get(profile)
+            .cloned()
+            .unwrap_or_default())
+    }
+
+    fn samples(&self, ids: &[SampleId]) -> Result<Vec<LeasedSample>, StoreError> {
+        let inner = self.lock();
+        let found = ids.iter().filter_map(|id| full(&inner.state, *id));
+        Ok(found.collect())
+    }
+
+    fn held_out(
+        &self,
+        profile: &Profile,
+        limit: usize,
+    ) -> Result<(Vec<LeasedSample>, u64), StoreError> {
+        let inner = self.lock();
+        let state = &inner.state;
+        let held = SampleState::Dropped(HELD_OUT.to_owned());
+        let all = state.samples.iter().rev().filter(|(_, s)| s.state == held);
+        let own: Vec<SampleId> = all
+            .filter(|(_, s)| state.turns[&s.sample.turn].turn.profile == *profile)
+            .map(|(id, _)| *id)
+            .collect();
+        let newest = own.iter().take(limit).filter_map(|id| full(state, *id));
+        Ok((newest.collect(), own.len() as u64))
+    }
+
+    fn live_turns(&self, profile: &Profile, limit: usize) -> Result<Vec<LiveTurn>, StoreError> {
+        let inner = self.lock();
+        let state = &inner.state;
+        let own = state
+            .turns
+            .values()
+            .rev()
+            .filter(|e| e.turn.profile == *profile && e.turn.kind == TurnKind::Main);
+        let live = own.filter_map(|entry| {
+            let id = entry.turn.id;
+            let verdicts: Vec<&Verdict> = state
+                .verdicts
+                .values()
+                .filter(|v| v.turn == id)
+                .map(|v| &v.verdict)
+                .collect();
+            let followed = entry.next.iter().flat_map(|n| &n.messages);
+            let tool = followed.into_iter().any(|m| m.role == Role::Tool);
+            let error = verdicts.iter().any(|v| v.judge == TOOL_ERROR);
+            if verdicts.is_empty() && !tool {
+                return None;
+            }
+            Some(LiveTurn {
+                turn: id,
+                version: entry.turn.version.number,
+                reward: verdicts
+                    .iter()
+                    .rev()
+                    .find_map(|v| v.reward)
+                    .map(|r| r.clamp(-1.0, 1.0)),
+                reply_len: entry.turn.reply.len(),
+                tool_error: tool.then_some(error),
+            })
+        });
+        Ok(live.take(limit).collect())
+    }
+
+    fn profiles_to_train(&self) -> Result<Vec<Profile>, StoreError> {
+        let inner = self.lock();
+        let state = &inner.state;
+        let pending = state
+            .samples
+            .values()
+            .filter(|s| s.state == SampleState::Pending);
+        let pending = pending.map(|s| state.turns[&s.sample.turn].turn.profile.clone());
+        let candidates = state
+            .versions
+            .values()
+            .filter(|v| v.state == VersionState::Candidate);
+        let candidates = candidates.map(|v| v.version.profile.clone());
+        let replays = state.replays.iter().filter(|(_, r)| !r.is_empty());
+        let all: BTreeSet<Profile> = pending
+            .chain(candidates)
+            .chain(replays.map(|(p, _)| p.clone()))
+            .collect();
+        Ok(all.into_iter().collect())
     }
 
     fn paused(&self, profile: &Profile) -> Result<Option<String>, StoreError> {

@@ -8,13 +8,16 @@ mod engine_tests;
 mod futures;
 mod judge;
 mod learner;
+mod memory_forget;
 mod memory_state;
 mod memory_store;
 mod model;
 mod sampling;
 mod store_suite;
+mod store_suite_forget;
 mod store_suite_judging;
 mod store_suite_queue;
+mod store_suite_versions;
 
 pub use build::*;
 pub use engine::{FakeEngine, FakeReply, FakeRequest, ScoreFn};

@@ -51,6 +51,12 @@ impl FakeModel {
         }
     }
 
+    /// Of the parameters' bits, in hexadecimal.
+    pub fn hash(&self) -> String {
+        let bits: Vec<TokenId> = self.parameters.iter().map(|p| p.to_bits()).collect();
+        format!("{:016x}", hash(&bits))
+    }
+
     /// Log-prob of `token` after `prefix`.
     pub fn logprob(&self, prefix: &[TokenId], token: TokenId, temperature: f32) -> f32 {
         self.position(hash(prefix), temperature).logprob(token)

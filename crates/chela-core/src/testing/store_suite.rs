@@ -1,6 +1,9 @@
 //! What every [`TrajectoryStore`] must do, as functions over a store that begins empty.
 
-use super::{build::*, futures::block_on, store_suite_judging, store_suite_queue};
+use super::{
+    build::*, futures::block_on, store_suite_forget, store_suite_judging, store_suite_queue,
+    store_suite_versions,
+};
 use crate::*;
 
 type Make<'a> = &'a dyn Fn() -> Box<dyn TrajectoryStore>;
@@ -22,6 +25,8 @@ pub fn store_suite(make: impl Fn() -> Box<dyn TrajectoryStore>) {
     for part in store_suite_judging::PARTS
         .into_iter()
         .chain(store_suite_queue::PARTS)
+        .chain(store_suite_versions::PARTS)
+        .chain(store_suite_forget::PARTS)
     {
         part(&*make());
     }

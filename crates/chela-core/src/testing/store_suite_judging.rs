@@ -165,6 +165,7 @@ fn versions_take_over_from_each_other(store: &dyn TrajectoryStore) {
             version,
             state,
             receipt,
+            at: 7_000,
         }]
     };
     commit(step(&p, 1, 0, &[])).unwrap();
@@ -195,6 +196,7 @@ fn versions_take_over_from_each_other(store: &dyn TrajectoryStore) {
             .collect()
     };
     use VersionState::*;
+    let back = || RolledBack("worse".to_owned());
     put(store, set(&q, 5, Served, None));
     put(store, set(&p, 1, Served, Some(receipt())));
     put(store, set(&p, 2, Served, None));
@@ -202,17 +204,17 @@ fn versions_take_over_from_each_other(store: &dyn TrajectoryStore) {
     assert_eq!(store.versions(&p).unwrap()[0].receipt, Some(receipt()));
     put(
         store,
-        [set(&p, 2, RolledBack, None), set(&p, 1, Served, None)].concat(),
+        [set(&p, 2, back(), None), set(&p, 1, Served, None)].concat(),
     );
-    assert_eq!(states(&p), vec![Served, RolledBack]);
+    assert_eq!(states(&p), vec![Served, back()]);
     assert_eq!(store.versions(&p).unwrap()[0].receipt, Some(receipt()));
     put(store, set(&p, 0, Served, None));
-    assert_eq!(states(&p), vec![Superseded, RolledBack]);
+    assert_eq!(states(&p), vec![Superseded, back()]);
     put(store, set(&p, 2, Rejected("canary".to_owned()), None));
     assert_eq!(states(&p), vec![Superseded, Rejected("canary".to_owned())]);
     assert_eq!(states(&q), vec![Served]);
     refused(store, set(&p, 3, Served, None));
-    refused(store, set(&p, 0, RolledBack, None));
+    refused(store, set(&p, 0, back(), None));
 
     let pause = |why: Option<&str>| {
         vec![Event::Paused {

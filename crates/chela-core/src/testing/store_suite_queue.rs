@@ -17,7 +17,11 @@ pub(super) const PARTS: [fn(&dyn TrajectoryStore); 6] = [
 ];
 
 /// A turn with a sample of it.
-fn sampled(store: &dyn TrajectoryStore, owner: &Profile, name: &str) -> (Turn, SampleId) {
+pub(super) fn sampled(
+    store: &dyn TrajectoryStore,
+    owner: &Profile,
+    name: &str,
+) -> (Turn, SampleId) {
     let turn = told_turn(store, owner, name);
     let verdict = judge(store, turn.id, 1.0);
     put(
@@ -28,7 +32,7 @@ fn sampled(store: &dyn TrajectoryStore, owner: &Profile, name: &str) -> (Turn, S
     (turn, id)
 }
 
-fn ids(store: &dyn TrajectoryStore, owner: &Profile) -> Vec<SampleId> {
+pub(super) fn ids(store: &dyn TrajectoryStore, owner: &Profile) -> Vec<SampleId> {
     store
         .pending(owner)
         .unwrap()
@@ -37,7 +41,7 @@ fn ids(store: &dyn TrajectoryStore, owner: &Profile) -> Vec<SampleId> {
         .collect()
 }
 
-fn state(store: &dyn TrajectoryStore, turn: TurnId, sample: SampleId) -> SampleState {
+pub(super) fn state(store: &dyn TrajectoryStore, turn: TurnId, sample: SampleId) -> SampleState {
     let story = store.story(turn).unwrap().unwrap();
     story
         .samples
@@ -48,7 +52,7 @@ fn state(store: &dyn TrajectoryStore, turn: TurnId, sample: SampleId) -> SampleS
 }
 
 #[track_caller]
-fn conflict<T: std::fmt::Debug>(future: BoxFuture<'static, Result<T, StoreError>>) {
+pub(super) fn conflict<T: std::fmt::Debug>(future: BoxFuture<'static, Result<T, StoreError>>) {
     let result = block_on(future);
     assert!(matches!(result, Err(StoreError::Conflict(_))), "{result:?}");
 }
@@ -225,13 +229,17 @@ fn a_forgotten_session_is_gone(store: &dyn TrajectoryStore) {
     let child = next_turn(store.next_turn_id(5_000), &turn, &[6], &[7]);
     put(store, vec![Event::Turn(Box::new(child.clone()))]);
     block_on(store.lease(vec![a])).unwrap();
-    conflict(store.forget_session(&p, &turn.session));
+    let forget = || {
+        store.forget(forgetting(ForgetTarget::Session(
+            p.clone(),
+            turn.session.clone(),
+        )))
+    };
+    conflict(forget());
     block_on(store.release(vec![a])).unwrap();
-    assert_eq!(
-        block_on(store.forget_session(&p, &turn.session)).unwrap(),
-        2
-    );
-    let again = block_on(store.forget_session(&p, &turn.session));
+    let proof = block_on(forget()).unwrap();
+    assert_eq!((proof.plan.turns.len(), proof.found.len()), (2, 0));
+    let again = block_on(forget());
     assert!(matches!(again, Err(StoreError::NotFound(_))), "{again:?}");
     assert_eq!(store.story(turn.id).unwrap(), None);
     assert_eq!(store.story(child.id).unwrap(), None);

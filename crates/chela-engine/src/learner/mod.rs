@@ -376,6 +376,10 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         })
     }
 
+    fn weights_hash(&self) -> Result<String, EngineError> {
+        self.adapter.hash(&self.k)
+    }
+
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {
         if dir.exists() {
             return Err(io(dir, "a checkpoint is already there"));

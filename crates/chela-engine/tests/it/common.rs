@@ -1,8 +1,9 @@
 //! What the tests share.
 
 use chela_core::{
-    EngineError, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt, Sample, SampleColumns,
-    SampledToken, SamplingEvent, SamplingParams, Scored, Want,
+    AdapterSpec, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, PolicyVersion,
+    Profile, Prompt, Sample, SampleColumns, SampledToken, Sampling, SamplingEvent, SamplingParams,
+    Scored, TokenLoss, Want, Weights,
 };
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelFiles, ModelSource, NoProgress, resolve, testing};
@@ -114,4 +115,71 @@ pub fn rewarded(tokens: &[u32], advantages: &[f32]) -> Sample {
         advantages: advantages.to_vec(),
     };
     Sample::new(tokens.to_vec(), tokens.len() - n, columns, 1.0, version(0)).unwrap()
+}
+
+/// A text without meaning that begins with `from`.
+pub fn prompt(from: u32, n: u32) -> Vec<u32> {
+    (0..n).map(|i| (from + 7 * i) % 200).collect()
+}
+
+/// An adapter trained for some steps towards one reply, saved below `dir`.
+pub fn trained(engine: &LocalEngine, dir: &Path, number: u64) -> Weights {
+    let spec = AdapterSpec {
+        seed: number,
+        ..AdapterSpec::default()
+    };
+    let mut learner = engine.learner(&spec, None).unwrap();
+    let one = rewarded(&prompt(number as u32 * 13, 12), &[1.0; 6]);
+    for _ in 0..3 {
+        let mut loss = |_: usize, s: &Sample, _: &Scored| TokenLoss {
+            d_logprobs: vec![-1.0; s.len()],
+            ..TokenLoss::default()
+        };
+        learner
+            .forward_backward(std::slice::from_ref(&one), &mut loss)
+            .unwrap();
+        learner
+            .optim_step(&OptimParams {
+                lr: 1e-2,
+                ..OptimParams::default()
+            })
+            .unwrap();
+    }
+    Weights::Adapter(learner.save(&dir.join(number.to_string())).unwrap().dir)
+}
+
+pub fn of(profile: &str, number: u64) -> PolicyVersion {
+    PolicyVersion {
+        profile: Profile::new(profile).unwrap(),
+        number,
+    }
+}
+
+pub fn begin(
+    engine: &LocalEngine,
+    policy: PolicyRef,
+    tokens: &[u32],
+    params: SamplingParams,
+) -> Result<Sampling, EngineError> {
+    let tokens = tokens.to_vec();
+    engine.sample(policy, Prompt { tokens }, params)
+}
+
+/// Runs a reply to its end: who sampled it, and how much of its prompt came from a cache.
+pub fn started(
+    engine: &LocalEngine,
+    policy: PolicyRef,
+    tokens: &[u32],
+) -> Result<(PolicyVersion, usize), EngineError> {
+    let mut first = None;
+    for event in block_on_stream(begin(engine, policy, tokens, greedy(4))?) {
+        if let SamplingEvent::Started {
+            version,
+            cached_tokens,
+        } = event?
+        {
+            first = Some((version, cached_tokens));
+        }
+    }
+    Ok(first.unwrap())
 }

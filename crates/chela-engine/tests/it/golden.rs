@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-const NAMES: [&str; 6] = [
+pub const NAMES: [&str; 6] = [
     "llama-tied",
     "llama-rope3",
     "qwen2-tied",
@@ -22,7 +22,7 @@ const NAMES: [&str; 6] = [
     "qwen3-untied",
 ];
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/tiny")
 }
 

@@ -7,8 +7,19 @@
 )]
 
 mod common;
+mod exported;
+mod faulty;
+mod forgetting;
+
 mod golden;
+mod imports;
 mod learning;
+mod load;
+mod merged_real;
+mod merging;
+mod receipts;
+mod replay;
 mod requests;
+mod residency;
 mod serving;
 mod starter;

@@ -1,7 +1,8 @@
 //! What requests may ask for (guides, penalties, truncation, candidates) and what they must not do to each other.
 
 use crate::common::{
-    collect, greedy, ids, options, rewarded, sample, score, tiny, tiny_files, tiny_with, version,
+    collect, greedy, ids, options, prompt, rewarded, sample, score, tiny, tiny_files, tiny_with,
+    trained, version,
 };
 use chela_core::{
     AdapterSpec, Candidates, EngineError, FinishReason, Flow, Guide, Learner, Learners,
@@ -11,11 +12,6 @@ use chela_core::{
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, testing};
 use futures_executor::{block_on, block_on_stream};
-use std::path::Path;
-
-fn prompt(from: u32, n: u32) -> Vec<u32> {
-    (0..n).map(|i| (from + 7 * i) % 200).collect()
-}
 
 fn warm(seed: u64, most: usize) -> SamplingParams {
     SamplingParams {
@@ -36,32 +32,6 @@ fn start(
         tokens: tokens.to_vec(),
     };
     engine.sample(policy, prompt, params).unwrap()
-}
-
-/// An adapter trained for some steps towards one reply, saved below `dir`.
-fn trained(engine: &LocalEngine, dir: &Path, number: u64) -> Weights {
-    let spec = AdapterSpec {
-        seed: number,
-        ..AdapterSpec::default()
-    };
-    let mut learner = engine.learner(&spec, None).unwrap();
-    let one = rewarded(&prompt(number as u32 * 13, 12), &[1.0; 6]);
-    for _ in 0..3 {
-        let mut loss = |_: usize, s: &chela_core::Sample, _: &chela_core::Scored| TokenLoss {
-            d_logprobs: vec![-1.0; s.len()],
-            ..TokenLoss::default()
-        };
-        learner
-            .forward_backward(std::slice::from_ref(&one), &mut loss)
-            .unwrap();
-        learner
-            .optim_step(&OptimParams {
-                lr: 1e-2,
-                ..OptimParams::default()
-            })
-            .unwrap();
-    }
-    Weights::Adapter(learner.save(&dir.join(number.to_string())).unwrap().dir)
 }
 
 fn load(engine: &LocalEngine, number: u64, weights: &Weights) -> String {
@@ -135,28 +105,6 @@ fn a_version_that_is_loaded_again_does_not_meet_its_old_cache() {
     let again = score(&engine, policy(), &text, 1).unwrap();
     let second = score(&engine, PolicyRef::Version(version(2)), &text, 1).unwrap();
     assert_eq!(again.logprobs, second.logprobs);
-}
-
-#[test]
-fn only_so_many_versions_stay_in_memory_and_never_less_than_the_served_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = tiny_with(
-        3,
-        EngineOptions {
-            resident_versions: 2,
-            ..options()
-        },
-    );
-    let weights = trained(&engine, dir.path(), 1);
-    load(&engine, 1, &weights);
-    engine.serve(&version(1)).unwrap();
-    (2..6).for_each(|n| drop(load(&engine, n, &weights)));
-    let there = |n| score(&engine, PolicyRef::Version(version(n)), &prompt(1, 5), 1).is_ok();
-    assert_eq!((1..6).filter(|n| there(*n)).collect::<Vec<_>>(), [1, 5]);
-    engine.unload(&version(1));
-    assert!(there(1), "a served version stays");
-    engine.unload(&version(5));
-    assert!(!there(5));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use chela_model::{ModelFiles, ModelSource, NoProgress, resolve};
 use serde_json::Value;
 use std::path::Path;
 
-fn starter() -> ModelFiles {
+pub fn starter() -> ModelFiles {
     let cache = directories::ProjectDirs::from("", "", "chela").unwrap();
     let source = ModelSource::parse("starter").unwrap();
     resolve(&source, cache.cache_dir(), &mut NoProgress).unwrap()

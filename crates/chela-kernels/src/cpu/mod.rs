@@ -16,6 +16,7 @@ mod integers_avx2;
 mod linear;
 mod matmul;
 mod norm;
+mod path;
 mod rope;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod rounded;

@@ -1,6 +1,9 @@
 //! What the API's learning routes ask. Who owns what is checked here.
 
 mod feedback;
+mod forget;
+mod import;
+mod lessons;
 mod policy;
 mod sessions;
 
@@ -11,9 +14,11 @@ use crate::{
     rollout::{Rollout, unknown_turn},
 };
 use chela_core::{
-    BoxFuture, Caller, ControlPlane, ExportRow, ExportStyle, Feedback, PolicyAction, PolicyView,
-    Profile, Refusal, Scope, SessionId, SessionRecord, StatusView, TurnId, TurnStory,
+    BoxFuture, Caller, ControlPlane, ExportRow, ExportStyle, Feedback, ForgetRequest, Forgetting,
+    Lesson, PolicyAction, PolicyDiff, PolicyView, Profile, Refusal, Scope, SessionId,
+    SessionRecord, StatusView, TurnId, TurnStory,
 };
+use std::path::PathBuf;
 
 impl ControlPlane for Rollout {
     fn feedback<'a>(
@@ -102,12 +107,30 @@ impl ControlPlane for Rollout {
         Box::pin(self.withdrawn(caller, turn))
     }
 
-    fn forget_session<'a>(
+    fn forget<'a>(
         &'a self,
         caller: &'a Caller,
-        session: &'a SessionId,
-    ) -> BoxFuture<'a, Result<u64, Refusal>> {
-        Box::pin(self.forget(caller, session))
+        what: ForgetRequest,
+        dry: bool,
+    ) -> BoxFuture<'a, Result<Forgetting, Refusal>> {
+        Box::pin(self.forgotten(caller, what, dry))
+    }
+
+    fn lessons(&self, profile: &Profile, version: u64) -> Result<Vec<Lesson>, Refusal> {
+        self.lessons_of(profile, version)
+    }
+
+    fn adapter(&self, profile: &Profile, version: u64) -> Result<PathBuf, Refusal> {
+        self.adapter_dir(profile, version)
+    }
+
+    fn diff(
+        &self,
+        profile: Profile,
+        from: u64,
+        to: u64,
+    ) -> BoxFuture<'_, Result<PolicyDiff, Refusal>> {
+        Box::pin(self.difference(profile, from, to))
     }
 
     fn policy(&self, profile: &Profile) -> Result<PolicyView, Refusal> {

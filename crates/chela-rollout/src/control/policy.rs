@@ -5,6 +5,7 @@ use chela_core::{
     EngineError, Event, PolicyAction, PolicyVersion, PolicyView, Profile, Refusal, VersionRecord,
     VersionState, Weights,
 };
+use std::path::PathBuf;
 
 impl Rollout {
     pub(crate) fn policy_view(&self, profile: &Profile) -> Result<PolicyView, Refusal> {
@@ -13,6 +14,7 @@ impl Rollout {
             served: self.engine.served(profile).number,
             paused: self.store.paused(profile)?,
             versions: self.store.versions(profile)?,
+            replays: self.store.replays(profile)?,
         })
     }
 
@@ -42,6 +44,7 @@ impl Rollout {
             }
             PolicyAction::Rollback(target) => self.roll_back(&profile, target).await?,
             PolicyAction::Promote(number) => self.promote(&profile, number).await?,
+            PolicyAction::Import(folder) => self.import(&profile, &folder).await?,
         }
         self.policy_view(&profile)
     }
@@ -81,12 +84,14 @@ impl Rollout {
                 version: version.clone(),
                 state: VersionState::Served,
                 receipt: None,
+                at: self.now(),
             },
             // After `Served`, which makes the one left merely superseded.
             Event::Version {
                 version: served.clone(),
-                state: VersionState::RolledBack,
+                state: VersionState::RolledBack("by an operator".to_owned()),
                 receipt: None,
+                at: self.now(),
             },
         ];
         self.swap(&version, record, states).await
@@ -113,6 +118,7 @@ impl Rollout {
             version: version.clone(),
             state,
             receipt: None,
+            at: self.now(),
         }];
         self.swap(&version, record, states).await
     }
@@ -142,6 +148,25 @@ impl Rollout {
         }
         tracing::info!(%before, now = %version, "another version is served");
         Ok(())
+    }
+
+    /// The folder of a version's adapter.
+    pub(super) fn adapter_dir(&self, profile: &Profile, number: u64) -> Result<PathBuf, Refusal> {
+        if number == 0 {
+            return Err(Refusal::Conflict(
+                "version 0 is the base model: it has no adapter".to_owned(),
+            ));
+        }
+        let versions = self.store.versions(profile)?;
+        let record = known(&versions, profile, number)?;
+        if let VersionState::Forgotten(why) = &record.state {
+            return Err(Refusal::Gone(format!("version {number} is deleted: {why}")));
+        }
+        let name = record
+            .checkpoint
+            .as_ref()
+            .ok_or_else(|| Refusal::NotFound(format!("version {number} has no files")))?;
+        Ok(self.config.data_dir.join(name))
     }
 
     /// Loads a checkpoint and makes sure that it is what was published then.
@@ -179,14 +204,25 @@ fn usable<'a>(
     profile: &Profile,
     number: u64,
 ) -> Result<&'a VersionRecord, Refusal> {
-    let record = versions
-        .iter()
-        .find(|v| v.version.number == number)
-        .ok_or_else(|| Refusal::NotFound(format!("profile {profile} has no version {number}")))?;
+    let record = known(versions, profile, number)?;
     match &record.state {
         VersionState::Rejected(why) => Err(Refusal::Conflict(format!(
             "version {number} was never served: {why}"
         ))),
+        VersionState::Forgotten(why) => {
+            Err(Refusal::Gone(format!("version {number} is deleted: {why}")))
+        }
         _ => Ok(record),
     }
+}
+
+pub(super) fn known<'a>(
+    versions: &'a [VersionRecord],
+    profile: &Profile,
+    number: u64,
+) -> Result<&'a VersionRecord, Refusal> {
+    versions
+        .iter()
+        .find(|v| v.version.number == number)
+        .ok_or_else(|| Refusal::NotFound(format!("profile {profile} has no version {number}")))
 }

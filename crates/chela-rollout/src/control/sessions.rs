@@ -161,19 +161,4 @@ impl Rollout {
         self.store.append(events).await?;
         Ok(())
     }
-
-    pub(super) async fn forget(&self, caller: &Caller, id: &SessionId) -> Result<u64, Refusal> {
-        if caller.session.is_some() {
-            return Err(Refusal::Forbidden(
-                "a session key cannot forget its session".to_owned(),
-            ));
-        }
-        let record = self.visible_session(caller, id)?;
-        let removed = self
-            .store
-            .forget_session(&record.profile, &record.id)
-            .await?;
-        self.live.remove(&record.profile, &record.id);
-        Ok(removed)
-    }
 }

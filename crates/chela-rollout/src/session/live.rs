@@ -196,7 +196,19 @@ impl LiveSessions {
             .collect())
     }
 
-    /// Lets go of a session (it ended or is forgotten).
+    /// Lets go of all sessions of a profile: they are read again when they are asked for.
+    pub fn remove_profile(&self, profile: &Profile) {
+        let mut inner = locked(&self.inner);
+        inner.read.remove(profile);
+        inner.sessions.retain(|(p, _), (_, session)| {
+            if p == profile {
+                session.ended.store(true, Ordering::Release);
+            }
+            p != profile
+        });
+    }
+
+    /// Lets go of a session (it ended).
     pub fn remove(&self, profile: &Profile, id: &SessionId) {
         let gone = locked(&self.inner)
             .sessions

@@ -163,12 +163,15 @@ async fn feedback_needs_something_finite_on_a_turn_of_ones_own() {
         ..someone()
     };
     assert!(f.rollout.session(&stranger, &session("s")).is_err());
-    assert!(
-        f.rollout
-            .forget_session(&stranger, &session("s"))
-            .await
-            .is_err()
-    );
+    let forget = |caller: &Caller| {
+        let caller = caller.clone();
+        let rollout = f.rollout.clone();
+        async move {
+            let what = ForgetRequest::Session(session("s"));
+            rollout.forget(&caller, what, false).await
+        }
+    };
+    assert!(forget(&stranger).await.is_err());
     assert_eq!(f.rollout.sessions(&stranger, 9).unwrap(), []);
     // A turn by its id, as a conversation that goes on from it names it: for its own profile, a session key in its session, admins.
     let inside = |name: &str| Caller {
@@ -192,10 +195,7 @@ async fn feedback_needs_something_finite_on_a_turn_of_ones_own() {
         assert_eq!(f.rollout.turn(&caller, turn).is_ok(), sees, "{caller:?}");
     }
     assert!(f.rollout.turn(&admin(), TurnId(1)).is_err());
-    assert_eq!(
-        f.rollout.forget_session(&someone(), &session("s")).await,
-        Ok(1)
-    );
+    assert_eq!(forget(&someone()).await.unwrap().plan.turns, [turn]);
 }
 
 async fn keyed(f: &Fixture, key: Option<String>) -> (Caller, String) {
@@ -328,6 +328,7 @@ async fn with_two_versions() -> Fixture {
             version: version(number),
             state: VersionState::Served,
             receipt: None,
+            at: 5,
         };
         f.store.append(vec![served]).await.unwrap();
     }
@@ -339,6 +340,10 @@ fn version(number: u64) -> PolicyVersion {
         profile: Profile::default(),
         number,
     }
+}
+
+fn by_hand() -> VersionState {
+    VersionState::RolledBack("by an operator".to_owned())
 }
 
 #[tokio::test]
@@ -354,10 +359,7 @@ async fn versions_go_back_forward_and_pause() {
     };
     let view = steer(PolicyAction::Rollback(None)).await.unwrap();
     assert_eq!(view.served, 1);
-    assert_eq!(
-        states(&view),
-        [VersionState::Served, VersionState::RolledBack]
-    );
+    assert_eq!(states(&view), [VersionState::Served, by_hand()]);
     assert!(steer(PolicyAction::Rollback(Some(5))).await.is_err());
     let view = steer(PolicyAction::Promote(2)).await.unwrap();
     assert_eq!(view.served, 2);
@@ -367,10 +369,7 @@ async fn versions_go_back_forward_and_pause() {
     );
     let view = steer(PolicyAction::Rollback(Some(0))).await.unwrap();
     assert_eq!(view.served, 0);
-    assert_eq!(
-        states(&view),
-        [VersionState::Superseded, VersionState::RolledBack]
-    );
+    assert_eq!(states(&view), [VersionState::Superseded, by_hand()]);
     assert!(matches!(
         steer(PolicyAction::Rollback(None)).await,
         Err(Refusal::Conflict(_))

@@ -4,6 +4,7 @@ mod control;
 mod flow;
 mod judged;
 mod models;
+mod versions;
 
 use crate::{Rollout, RolloutConfig};
 use chela_chat::{Chat, ChatParts};

@@ -71,6 +71,7 @@ pub(super) async fn begin(
 ) -> Result<(Replies, Head), Problem> {
     let begun = Instant::now();
     let app = &server.app;
+    let busy = server.enter(&caller.profile)?;
     let constraint = asked.request.sampling.constraint.as_ref();
     let grammar = constraint
         // Compiling takes long whatever the size.
@@ -156,7 +157,7 @@ pub(super) async fn begin(
         logprobs,
         prompt: record.rendered.tokens.len(),
         begun,
-        _busy: server.open.enter(),
+        _busy: busy,
     });
     let model = app.engine.info().model;
     let head = Head {

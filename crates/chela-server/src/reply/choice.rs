@@ -43,7 +43,7 @@ pub(crate) struct Exchange {
     /// When the request came.
     pub(crate) begun: Instant,
     /// The reply is under way until this is dropped.
-    pub(crate) _busy: Busy,
+    pub(crate) _busy: [Busy; 2],
 }
 
 /// Turns tokens into what the client sees.

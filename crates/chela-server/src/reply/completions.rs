@@ -12,7 +12,7 @@ use crate::{
     convert::{TextAsked, of_chat},
     problem::{Problem, json_response},
     server::{Server, unix_seconds},
-    tasks::aside,
+    tasks::{Busy, aside},
     wire::PromptText,
 };
 use axum::{http::StatusCode, response::Response};
@@ -29,6 +29,7 @@ pub(crate) async fn completions(
     caller: Caller,
     asked: TextAsked,
 ) -> Result<Response, Problem> {
+    let busy = server.enter(&caller.profile)?;
     let policy = policy_of(&server, &caller, &asked.model)?;
     let mut prompts = Vec::with_capacity(asked.prompts.len());
     for text in &asked.prompts {
@@ -44,7 +45,7 @@ pub(crate) async fn completions(
     let replies = if text.asked.sampling.max_tokens == Some(0) {
         None
     } else {
-        Some(begin(&text, &policy)?)
+        Some(begin(&text, &policy, busy)?)
     };
     if text.asked.stream {
         return Ok(streamed(text, replies));
@@ -167,7 +168,7 @@ impl Text {
     }
 }
 
-fn begin(text: &Text, policy: &PolicyRef) -> Result<Replies, Problem> {
+fn begin(text: &Text, policy: &PolicyRef, busy: [Busy; 2]) -> Result<Replies, Problem> {
     let server = &text.server;
     let sampling = &text.asked.sampling;
     let seed = match sampling.seed {
@@ -197,7 +198,7 @@ fn begin(text: &Text, policy: &PolicyRef) -> Result<Replies, Problem> {
         prompt: text.prompts.iter().map(|p| p.tokens.len()).sum::<usize>()
             / text.prompts.len().max(1),
         begun: Instant::now(),
-        _busy: server.open.enter(),
+        _busy: busy,
     });
     Ok(Replies::new(exchange, streams))
 }

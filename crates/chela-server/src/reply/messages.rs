@@ -3,7 +3,7 @@
 use super::{
     Event, Replies,
     begin::{Head, begin},
-    sse::{self, Counts, Out, Wire},
+    sse::{self, Blank, Counts, Out, Wire},
 };
 use crate::{
     convert::{Asked, UNPARSED, of_chat},
@@ -115,6 +115,7 @@ struct Blocks {
     open: Option<Block>,
     /// Blocks begun.
     begun: usize,
+    blank: Blank,
 }
 
 fn streamed(replies: Replies, head: Head) -> Response {
@@ -132,6 +133,7 @@ fn streamed(replies: Replies, head: Head) -> Response {
         head,
         open: None,
         begun: 0,
+        blank: Blank::default(),
     };
     let mut response = sse::respond(Some(replies), blocks, keep_alive, out);
     response.headers_mut().extend(marks);
@@ -192,10 +194,12 @@ impl Wire for Blocks {
             Event::Said { deltas, .. } => {
                 for delta in deltas {
                     match delta {
-                        // White space before or between blocks is no text of its own.
-                        AnswerDelta::Content(text)
-                            if self.open != Some(Block::Text) && text.trim().is_empty() => {}
-                        AnswerDelta::Content(text) => self.text(Block::Text, &text, out),
+                        AnswerDelta::Content(text) => {
+                            let in_text = self.open == Some(Block::Text);
+                            if let Some(text) = self.blank.with(text, in_text) {
+                                self.text(Block::Text, &text, out);
+                            }
+                        }
                         AnswerDelta::Reasoning(text) => self.text(Block::Thinking, &text, out),
                         AnswerDelta::ToolCall {
                             id,

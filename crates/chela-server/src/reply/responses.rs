@@ -3,7 +3,7 @@
 use super::{
     Event, Replies,
     begin::{Head, begin},
-    sse::{self, Counts, Out, Wire},
+    sse::{self, Blank, Counts, Out, Wire},
 };
 use crate::{
     convert::{ResponsesAsked, turn_of, unspaced},
@@ -289,6 +289,7 @@ struct Items {
     open: Option<(Kind, String)>,
     /// How the reply ended, once it has.
     finish: Option<FinishReason>,
+    blank: Blank,
 }
 
 fn streamed(replies: Replies, head: &Head, shape: Shape) -> Response {
@@ -300,6 +301,7 @@ fn streamed(replies: Replies, head: &Head, shape: Shape) -> Response {
         done: Vec::new(),
         open: None,
         finish: None,
+        blank: Blank::default(),
     };
     let mut out = Out::default();
     for kind in ["response.created", "response.in_progress"] {
@@ -428,9 +430,11 @@ impl Wire for Items {
                 for delta in deltas {
                     let in_text = matches!(self.open, Some((Kind::Text, _)));
                     match delta {
-                        // White space before or between items is no item of its own.
-                        AnswerDelta::Content(text) if !in_text && text.trim().is_empty() => {}
-                        AnswerDelta::Content(text) => self.text(Kind::Text, &text, out),
+                        AnswerDelta::Content(text) => {
+                            if let Some(text) = self.blank.with(text, in_text) {
+                                self.text(Kind::Text, &text, out);
+                            }
+                        }
                         AnswerDelta::Reasoning(text) => self.text(Kind::Reasoning, &text, out),
                         AnswerDelta::ToolCall {
                             id,

@@ -140,3 +140,19 @@ impl<W: Wire> Stream<W> {
         }
     }
 }
+
+/// White space that came where no text is open: it is no block of its own, and the beginning of the text that follows.
+#[derive(Default)]
+pub(super) struct Blank(String);
+
+impl Blank {
+    /// What is to be written of a piece of text now; `None` = it waits.
+    pub fn with(&mut self, text: String, in_text: bool) -> Option<String> {
+        if !in_text && text.trim().is_empty() {
+            self.0.push_str(&text);
+            return None;
+        }
+        let held = std::mem::take(&mut self.0);
+        Some(if held.is_empty() { text } else { held + &text })
+    }
+}

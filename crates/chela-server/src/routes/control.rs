@@ -3,23 +3,24 @@
 use super::{
     decoded, last_segment,
     views::{
-        base_version_json, export_json, policy_json, session_row, status_json, turn_json,
-        version_json,
+        base_version_json, diff_json, export_json, forgetting_json, lesson_json, policy_json,
+        session_row, status_json, turn_json, version_json,
     },
 };
 use crate::{
     access::Does,
     problem::{Problem, json_response},
     server::Server,
+    tasks::aside,
     wire::{Fields, invalid},
 };
 use axum::{
-    http::{StatusCode, Uri},
-    response::Response,
+    http::{StatusCode, Uri, header},
+    response::{IntoResponse, Response},
 };
 use chela_core::{
-    Caller, ExportStyle, Feedback, FeedbackTarget, PolicyAction, Profile, Refusal, SessionId,
-    TurnId,
+    Caller, ExportStyle, Feedback, FeedbackTarget, ForgetRequest, PolicyAction, Profile, Refusal,
+    SessionId, TurnId,
 };
 use serde_json::{Value, json};
 
@@ -37,6 +38,8 @@ pub(super) async fn answer(
             sessions(does, server, caller, uri).await?
         }
         Does::Policy | Does::Version => policy(does, server, caller, uri)?,
+        Does::AdapterFile => return adapter_file(server, caller, uri),
+        Does::Diff => diff(server, caller, uri).await?,
         Does::Status => status_json(&server.app.control.status(caller)?),
         _ => {
             let fields = if body.is_empty() {
@@ -95,7 +98,8 @@ async fn sessions(
     }
     let id = session_of(last_segment(uri))?;
     if does == Does::Forget {
-        return Ok(json!({"forgotten_turns": control.forget_session(caller, &id).await?}));
+        let what = ForgetRequest::Session(id);
+        return Ok(forgetting_json(&control.forget(caller, what, false).await?));
     }
     let (record, turns) = control.session(caller, &id)?;
     let mut row = session_row(&record);
@@ -110,15 +114,68 @@ fn policy(does: Does, server: &Server, caller: &Caller, uri: &Uri) -> Result<Val
         return Ok(policy_json(&view));
     }
     let text = last_segment(uri);
-    let number = text
-        .parse::<u64>()
-        .map_err(|_| invalid("version", "must be a whole number"))?;
+    let number = number_of("version", &text)?;
     if number == 0 {
         return Ok(base_version_json(view.served == 0));
     }
     let found = view.versions.iter().find(|v| v.version.number == number);
     let missing = || Refusal::NotFound(format!("profile {profile} has no version {number}"));
-    Ok(version_json(found.ok_or_else(missing)?))
+    let mut shown = version_json(found.ok_or_else(missing)?);
+    let lessons = server.app.control.lessons(&profile, number)?;
+    shown["lessons"] = lessons.iter().map(lesson_json).collect();
+    Ok(shown)
+}
+
+fn number_of(field: &str, text: &str) -> Result<u64, Problem> {
+    text.parse()
+        .map_err(|_| invalid(field, "must be a whole number"))
+}
+
+async fn diff(server: &Server, caller: &Caller, uri: &Uri) -> Result<Value, Problem> {
+    let control = &server.app.control;
+    let profile = profile_of(query(uri, "profile").as_deref(), caller)?;
+    let number = |name: &str| {
+        query(uri, name)
+            .map(|text| number_of(name, &text))
+            .transpose()
+    };
+    let view = control.policy(&profile)?;
+    // What is served against the base, unless something else is asked for.
+    let (from, to) = (
+        number("from")?.unwrap_or(0),
+        number("to")?.unwrap_or(view.served),
+    );
+    Ok(diff_json(&control.diff(profile, from, to).await?))
+}
+
+/// One of PEFT's two files, as it lies there.
+fn adapter_file(server: &Server, caller: &Caller, uri: &Uri) -> Result<Response, Problem> {
+    let mut parts = uri.path().rsplit('/');
+    let (file, number) = (
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
+    let kind = match file {
+        "adapter_config.json" => "application/json",
+        "adapter_model.safetensors" => "application/octet-stream",
+        other => {
+            let why = format!(
+                "there is no file {other:?}; adapter_config.json and adapter_model.safetensors can be had"
+            );
+            return Err(Refusal::NotFound(why).into());
+        }
+    };
+    let profile = profile_of(query(uri, "profile").as_deref(), caller)?;
+    let folder = server
+        .app
+        .control
+        .adapter(&profile, number_of("version", number)?)?;
+    let path = folder.join(file);
+    // Tens of megabytes: the thread's other tasks go on elsewhere.
+    let read = aside(usize::MAX, || std::fs::read(&path));
+    let bytes =
+        read.map_err(|e| Problem::from(Refusal::NotFound(format!("{}: {e}", path.display()))))?;
+    Ok(([(header::CONTENT_TYPE, kind)], bytes).into_response())
 }
 
 async fn posted(
@@ -146,6 +203,11 @@ async fn posted(
             let (turn, reward) = control.feedback(caller, feedback(fields)?).await?;
             Ok(json!({"turn": turn.to_string(), "verdict": reward}))
         }
+        Does::ForgetAny => {
+            let what = forget_request(fields)?;
+            let dry = fields.flag("dry_run")?;
+            Ok(forgetting_json(&control.forget(caller, what, dry).await?))
+        }
         _ => {
             let profile = profile_of(fields.text("profile")?, caller)?;
             let version = fields.integer("version", 0, i64::MAX)?.map(|v| v as u64);
@@ -155,10 +217,34 @@ async fn posted(
                     PolicyAction::Promote(version.ok_or_else(|| invalid("version", "is missing"))?)
                 }
                 Does::Pause => PolicyAction::Pause,
+                Does::Import => {
+                    let path = fields.filled("path")?.ok_or_else(|| {
+                        invalid(
+                            "path",
+                            "is missing: the folder of an adapter on the server's machine",
+                        )
+                    })?;
+                    PolicyAction::Import(path.into())
+                }
                 _ => PolicyAction::Resume,
             };
             Ok(policy_json(&control.steer(profile, action).await?))
         }
+    }
+}
+
+fn forget_request(fields: &Fields) -> Result<ForgetRequest, Problem> {
+    let turn = fields
+        .filled("turn")?
+        .map(|t| turn_of("turn", t))
+        .transpose()?;
+    let session = fields.filled("session")?.map(session_of).transpose()?;
+    let profile = fields.filled("profile")?.map(Profile::new).transpose();
+    match (turn, session, profile.map_err(Refusal::from)?) {
+        (Some(turn), None, None) => Ok(ForgetRequest::Turn(turn)),
+        (None, Some(session), None) => Ok(ForgetRequest::Session(session)),
+        (None, None, Some(profile)) => Ok(ForgetRequest::Profile(profile)),
+        _ => Err(invalid("turn", "name one of turn, session, profile")),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Answers of the control routes, as JSON.
 
 use chela_core::{
-    ExportRow, FinishReason, Message, PolicyView, Receipt, SampleState, Score, SessionRecord,
-    StatusView, TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionRecord, VersionState,
+    Answers, ExportRow, FinishReason, ForgetProof, Forgetting, GateCheck, GateReport, Lesson,
+    Message, PolicyDiff, PolicyView, Receipt, SampleState, Score, SessionRecord, StatusView,
+    TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionOrigin, VersionRecord, VersionState,
     Vote, VoteKind,
 };
 use serde_json::{Map, Value, json};
@@ -126,30 +127,124 @@ fn receipt_json(receipt: &Receipt) -> Value {
     })
 }
 
+/// A number that JSON has; what is not finite is null.
+fn figure(x: f64) -> Value {
+    serde_json::Number::from_f64(x).map_or(Value::Null, Value::Number)
+}
+
+fn gate_json(report: &GateReport) -> Value {
+    let check = |c: &GateCheck| {
+        json!({
+            "name": c.name,
+            "value": figure(c.value),
+            "limit": figure(c.limit),
+            "passed": c.passed,
+            "detail": c.detail,
+        })
+    };
+    json!({
+        "passed": report.passed(),
+        "seconds": report.seconds,
+        "at": report.at,
+        "checks": report.checks.iter().map(check).collect::<Vec<_>>(),
+    })
+}
+
+fn origin_json(origin: &VersionOrigin) -> Value {
+    match origin {
+        VersionOrigin::Trained => json!({"kind": "trained"}),
+        VersionOrigin::Imported(from) => json!({"kind": "imported", "from": from}),
+        VersionOrigin::Replayed(of) => json!({"kind": "replayed", "of": of}),
+    }
+}
+
 pub(super) fn version_json(record: &VersionRecord) -> Value {
-    let (state, gate) = match &record.state {
-        VersionState::Candidate => ("candidate".to_owned(), Value::Null),
-        VersionState::Served => ("served".to_owned(), Value::Null),
-        VersionState::Superseded => ("superseded".to_owned(), Value::Null),
-        VersionState::Rejected(why) => (format!("rejected({why})"), json!(why)),
-        VersionState::RolledBack => ("rolled_back".to_owned(), Value::Null),
+    let (state, why) = match &record.state {
+        VersionState::Candidate => ("candidate", None),
+        VersionState::Served => ("served", None),
+        VersionState::Superseded => ("superseded", None),
+        VersionState::Rejected(why) => ("rejected", Some(why)),
+        VersionState::RolledBack(why) => ("rolled_back", Some(why)),
+        VersionState::Forgotten(why) => ("forgotten", Some(why)),
     };
     let metrics: Map<String, Value> = record
         .metrics
         .iter()
-        .map(|(name, x)| (name.clone(), json!(x)))
+        .map(|(name, x)| (name.clone(), figure(*x)))
         .collect();
     json!({
         "version": record.version.number,
         "parent": record.parent,
         "steps": record.steps,
         "state": state,
+        "why": why,
+        "origin": origin_json(&record.origin),
         "receipt": record.receipt.as_ref().map(receipt_json),
-        // Why the gate kept it out, when it did.
-        "gate": gate,
+        "gate": record.gate.as_ref().map(gate_json),
         "samples": record.samples.iter().map(|s| s.0).collect::<Vec<_>>(),
         "metrics": metrics,
         "created": record.created,
+        "served_at": record.served_at,
+        "left_at": record.left_at,
+    })
+}
+
+pub(super) fn lesson_json(lesson: &Lesson) -> Value {
+    json!({
+        "sample": lesson.sample.0,
+        "version": lesson.version,
+        "turn": lesson.turn.to_string(),
+        "session": lesson.session.as_str(),
+        "request": lesson.request,
+        "reply": lesson.reply,
+        "reward": lesson.reward,
+        "hint": lesson.hint,
+        "judge": lesson.judge,
+        "evidence": lesson.evidence,
+        "explicit": lesson.explicit,
+    })
+}
+
+pub(super) fn diff_json(diff: &PolicyDiff) -> Value {
+    let answers = |a: &Answers| json!({"request": a.request, "from": a.from, "to": a.to});
+    json!({
+        "from": diff.from,
+        "to": diff.to,
+        "steps": diff.steps,
+        "own_prompts": diff.own_prompts,
+        "answers": diff.answers.iter().map(answers).collect::<Vec<_>>(),
+        "mean_tokens": {"from": diff.tokens.0, "to": diff.tokens.1},
+        "kl": diff.kl.map(figure),
+        "lessons": diff.lessons.iter().map(lesson_json).collect::<Vec<_>>(),
+    })
+}
+
+pub(super) fn forgetting_json(done: &Forgetting) -> Value {
+    let proof = |p: &ForgetProof| {
+        json!({
+            "pieces_looked_for": p.pieces,
+            "files": p.files,
+            "bytes": p.bytes,
+            "found": p.found,
+        })
+    };
+    let plan = &done.plan;
+    json!({
+        "profile": done.profile.as_str(),
+        "forgotten": done.proof.is_some(),
+        "forgotten_turns": plan.turns.len(),
+        "turns": plan.turns.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "unjudged": plan.unjudged.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "sessions": plan.sessions,
+        "verdicts": plan.verdicts,
+        "samples": plan.samples,
+        "trained_samples": plan.trained.len(),
+        "versions": done.undo.versions,
+        "back_to": done.undo.back_to,
+        "replay": done.undo.replay,
+        "samples_again": done.samples_again,
+        "seconds": done.seconds,
+        "proof": done.proof.as_ref().map(proof),
     })
 }
 
@@ -158,7 +253,8 @@ pub(super) fn base_version_json(served: bool) -> Value {
     json!({
         "version": 0, "parent": null, "steps": 0,
         "state": if served { "served" } else { "superseded" },
-        "receipt": null, "gate": null, "samples": [], "metrics": {}, "created": null,
+        "why": null, "origin": {"kind": "base"}, "receipt": null, "gate": null, "samples": [], "metrics": {}, "created": null,
+        "served_at": null, "left_at": null,
     })
 }
 
@@ -167,6 +263,7 @@ pub(super) fn policy_json(view: &PolicyView) -> Value {
         "profile": view.profile.as_str(),
         "served": view.served,
         "paused": view.paused,
+        "replays": view.replays,
         "versions": view.versions.iter().map(version_json).collect::<Vec<_>>(),
     })
 }

@@ -22,7 +22,11 @@ async fn every_route_with_every_key() {
         } else {
             "2"
         };
-        let path = route.path.replace("{*id}", "org/base").replace("{id}", id);
+        let path = route
+            .path
+            .replace("{*id}", "org/base")
+            .replace("{id}", id)
+            .replace("{file}", "adapter_config.json");
         for key in ["", "unknown", "chat", "session", "feedback", "admin"] {
             *api.control.stories.lock().unwrap() = vec![responses::earlier(7)];
             let body = match route.path {
@@ -34,6 +38,8 @@ async fn every_route_with_every_key() {
                 "/rl/export_trajectories" => json!({"session_id": "s"}),
                 "/v1/feedback" => json!({"session": "s", "score": 1}),
                 "/v1/policy/promote" => json!({"version": 2}),
+                "/v1/policy/import" => json!({"path": "/somewhere"}),
+                "/v1/forget" => json!({"session": "s"}),
                 _ => json!({}),
             };
             let mut request =

@@ -138,8 +138,11 @@ async fn sessions_by_percent_encoded_ids() {
     assert_eq!(api.control.last(), "session a/b 界");
     let delete = request("DELETE", "/v1/sessions/..%2F..%2Fx").header("x-api-key", "feedback");
     let answer = api.send(delete.body(Body::empty()).unwrap()).await;
-    assert_eq!(answer.json()["forgotten_turns"], 3);
-    assert_eq!(api.control.last(), "forget ../../x");
+    assert_eq!(answer.json()["forgotten_turns"], 1);
+    assert_eq!(
+        api.control.last(),
+        "forget Session(SessionId(\"../../x\")) false"
+    );
     let bad = api.get("/v1/sessions/a%0Ab", "feedback").await;
     assert_eq!(bad.status, StatusCode::BAD_REQUEST);
 }
@@ -214,13 +217,21 @@ async fn versions_are_shown_and_steered() {
         (&version["version"], &version["parent"]),
         (&json!(2), &json!(0))
     );
-    assert_eq!(version["state"], "rejected(worse)");
+    assert_eq!(
+        (&version["state"], &version["why"]),
+        (&json!("rejected"), &json!("worse"))
+    );
+    assert_eq!(
+        version["gate"]["checks"][0]["value"],
+        json!(null),
+        "NaN is null"
+    );
     assert_eq!(version["receipt"]["weights_hash"], "ab");
     assert_eq!(version["samples"], json!([5]));
-    assert_eq!(
-        api.get("/v1/policy/versions/2", "admin").await.json(),
-        version
-    );
+    let mut shown = api.get("/v1/policy/versions/2", "admin").await.json();
+    let lessons = shown.as_object_mut().unwrap().remove("lessons").unwrap();
+    assert_eq!(lessons[0]["evidence"], "thanks");
+    assert_eq!(shown, version);
     assert_eq!(
         api.get("/v1/policy/versions/0", "admin").await.json()["state"],
         "served"
@@ -282,4 +293,75 @@ async fn a_session_is_ended_by_its_name() {
         .await;
     assert_eq!(api.control.last(), "end end");
     assert_eq!(api.post(path, "chat", &json!({})).await.status, 403);
+}
+
+#[tokio::test]
+async fn versions_are_compared_taken_in_and_handed_out() {
+    let api = api();
+    let diff = api
+        .get("/v1/policy/diff?profile=p&from=0&to=2", "admin")
+        .await
+        .json();
+    assert_eq!(api.control.calls.lock().unwrap()[1], "diff p 0 2");
+    assert_eq!(
+        (&diff["kl"], &diff["answers"][0]["to"]),
+        (&json!(0.25), &json!("short"))
+    );
+    assert_eq!(diff["lessons"][0]["request"], "be brief");
+    let bad = api.get("/v1/policy/diff?from=x", "admin").await;
+    assert_eq!(bad.status, StatusCode::BAD_REQUEST);
+
+    let import = json!({"profile": "p", "path": "/a/b"});
+    let answer = api.post("/v1/policy/import", "admin", &import).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(api.control.last(), "steer p Import(\"/a/b\")");
+    let answer = api.post("/v1/policy/import", "admin", &json!({})).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+
+    let file = |name: &str| format!("/v1/policy/versions/2/{name}?profile=p");
+    let answer = api.get(&file("adapter_config.json"), "admin").await;
+    assert_eq!(
+        (answer.status, answer.body.as_str()),
+        (StatusCode::OK, "{}")
+    );
+    assert_eq!(api.control.last(), "adapter p 2");
+    for name in [
+        "adapter_model.safetensors",
+        "optimizer.safetensors",
+        "..%2Fadmin.key",
+    ] {
+        let answer = api.get(&file(name), "admin").await;
+        assert_eq!(answer.status, StatusCode::NOT_FOUND, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn forgetting_is_asked_about_and_then_done() {
+    let api = api();
+    let ask = json!({"turn": "turn_0000000000000007", "dry_run": true});
+    let told = api.post("/v1/forget", "feedback", &ask).await.json();
+    assert_eq!(api.control.last(), "forget Turn(TurnId(7)) true");
+    assert_eq!(
+        (&told["forgotten"], &told["seconds"]),
+        (&json!(false), &json!(12.5))
+    );
+    assert_eq!(
+        (&told["back_to"], &told["replay"]),
+        (&json!(0), &json!([2]))
+    );
+    let done = api
+        .post("/v1/forget", "feedback", &json!({"profile": "p"}))
+        .await
+        .json();
+    assert_eq!(done["forgotten"], true);
+    assert_eq!(done["proof"]["found"], json!([]));
+    for bad in [
+        json!({}),
+        json!({"turn": "x"}),
+        json!({"session": "s", "profile": "p"}),
+        json!({"profile": ".."}),
+    ] {
+        let answer = api.post("/v1/forget", "feedback", &bad).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{bad}");
+    }
 }

@@ -184,9 +184,19 @@ async fn the_page_holds_no_data_and_loads_nothing() {
         assert!(!answer.body.contains(never), "{never}");
     }
     // What it fetches is really there.
-    for path in ["/v1/status", "/v1/sessions", "/v1/policy/rollback"] {
+    for path in [
+        "/v1/status",
+        "/v1/sessions",
+        "/v1/policy/",
+        "/v1/policy/diff",
+        "/v1/policy/versions/",
+        "/v1/forget",
+    ] {
         assert!(answer.body.contains(path), "{path}");
-        assert!(crate::ROUTES.iter().any(|r| r.path == path), "{path}");
+        assert!(
+            crate::ROUTES.iter().any(|r| r.path.starts_with(path)),
+            "{path}"
+        );
     }
 }
 
@@ -221,4 +231,30 @@ async fn metrics_count_requests_tokens_and_kinds_with_reasons() {
     }
     assert!(answer.body.ends_with("# EOF\n"));
     assert!(!answer.body.contains("default"), "no names of profiles");
+}
+
+#[tokio::test]
+async fn one_profiles_crowd_is_told_to_wait() {
+    let api = api_with(|app| app.config.profile_requests = 2);
+    let held: Vec<_> = (0..2)
+        .map(|_| api.server.enter(&chela_core::Profile::default()).unwrap())
+        .collect();
+    for (path, body) in [
+        ("/v1/chat/completions", ask(json!({}))),
+        ("/v1/messages", ask(json!({"max_tokens": 5}))),
+        ("/v1/responses", json!({"input": "a"})),
+        ("/v1/completions", json!({"prompt": "a"})),
+    ] {
+        let answer = api.post(path, "chat", &body).await;
+        assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{path}");
+        assert_eq!(answer.headers["retry-after"], "1");
+        assert_eq!(answer.json()["error"]["type"], "rate_limit_error");
+    }
+    let other = chela_core::Profile::new("other").unwrap();
+    assert!(api.server.enter(&other).is_ok(), "others are answered");
+    drop(held);
+    let answer = api
+        .post("/v1/chat/completions", "chat", &ask(json!({})))
+        .await;
+    assert_eq!(answer.status, StatusCode::OK);
 }

@@ -156,10 +156,21 @@ pub fn version_two() -> VersionRecord {
             engine_canary: vec![-1.0],
             learner_canary: vec![-1.0],
         }),
-        checkpoint: None,
         samples: vec![SampleId(5)],
         metrics: vec![("loss".to_owned(), 0.5)],
+        gate: Some(GateReport {
+            checks: vec![GateCheck {
+                name: "accepted".to_owned(),
+                value: f64::NAN,
+                limit: -0.25,
+                passed: true,
+                detail: "too few".to_owned(),
+            }],
+            seconds: 1.5,
+            at: 9_500,
+        }),
         created: 9_000,
+        ..VersionRecord::default()
     }
 }
 
@@ -182,6 +193,7 @@ fn view(profile: &Profile) -> PolicyView {
         served: 0,
         paused: None,
         versions: vec![version_two()],
+        replays: Vec::new(),
     }
 }
 
@@ -295,14 +307,80 @@ impl ControlPlane for FakeControl {
         })
     }
 
-    fn forget_session<'a>(
+    fn forget<'a>(
         &'a self,
         _caller: &'a Caller,
-        session: &'a SessionId,
-    ) -> BoxFuture<'a, Result<u64, Refusal>> {
+        what: ForgetRequest,
+        dry: bool,
+    ) -> BoxFuture<'a, Result<Forgetting, Refusal>> {
         Box::pin(async move {
-            self.note(format!("forget {session}"))?;
-            Ok(3)
+            self.note(format!("forget {what:?} {dry}"))?;
+            Ok(Forgetting {
+                profile: Profile::default(),
+                plan: ForgetPlan {
+                    turns: vec![TurnId(7)],
+                    trained: vec![(SampleId(5), 2)],
+                    ..ForgetPlan::default()
+                },
+                undo: registry::Undo {
+                    versions: vec![2],
+                    back_to: Some(0),
+                    replay: vec![2],
+                },
+                samples_again: 15,
+                seconds: 12.5,
+                proof: (!dry).then(ForgetProof::default),
+            })
+        })
+    }
+
+    fn lessons(&self, profile: &Profile, version: u64) -> Result<Vec<Lesson>, Refusal> {
+        self.note(format!("lessons {profile} {version}"))?;
+        Ok(vec![Lesson {
+            sample: SampleId(5),
+            version,
+            turn: TurnId(7),
+            session: SessionId::new("s")?,
+            request: "be brief".to_owned(),
+            reply: "ok".to_owned(),
+            reward: Some(1.0),
+            hint: None,
+            judge: "rules:accepted".to_owned(),
+            evidence: Some("thanks".to_owned()),
+            explicit: false,
+        }])
+    }
+
+    fn adapter(&self, profile: &Profile, version: u64) -> Result<std::path::PathBuf, Refusal> {
+        self.note(format!("adapter {profile} {version}"))?;
+        let folder = std::env::temp_dir().join(format!("chela-fake-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("adapter_config.json"), "{}").unwrap();
+        Ok(folder)
+    }
+
+    fn diff(
+        &self,
+        profile: Profile,
+        from: u64,
+        to: u64,
+    ) -> BoxFuture<'_, Result<PolicyDiff, Refusal>> {
+        Box::pin(async move {
+            self.note(format!("diff {profile} {from} {to}"))?;
+            Ok(PolicyDiff {
+                from,
+                to,
+                answers: vec![Answers {
+                    request: "hi".to_owned(),
+                    from: "long".to_owned(),
+                    to: "short".to_owned(),
+                }],
+                tokens: (9.0, 3.0),
+                kl: Some(0.25),
+                own_prompts: true,
+                steps: Some(1),
+                lessons: self.lessons(&profile, 2)?,
+            })
         })
     }
 

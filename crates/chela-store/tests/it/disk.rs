@@ -11,6 +11,12 @@ fn put(store: &Store, events: Vec<Event>) {
     block_on(store.append(events)).unwrap();
 }
 
+fn forget(store: &Store, target: ForgetTarget) -> ForgetProof {
+    let proof = block_on(store.forget(forgetting(target))).unwrap();
+    assert_eq!(proof.found, Vec::<String>::new());
+    proof
+}
+
 #[test]
 fn it_is_a_store() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,6 +104,7 @@ fn writes() -> Vec<Vec<Event>> {
             version,
             state: VersionState::Served,
             receipt: Some(receipt()),
+            at: 10,
         }],
     ]
 }
@@ -162,7 +169,7 @@ fn ids_go_on_after_a_restart_and_after_forgetting() {
             Event::Sample(Box::new(new_sample(last, id, 1.0))),
         ],
     );
-    block_on(store.forget_session(&owner, &session("s"))).unwrap();
+    forget(&store, ForgetTarget::Session(owner.clone(), session("s")));
     drop(store);
     let store = Store::open(dir.path()).unwrap();
     // The clock runs an hour behind now.
@@ -264,10 +271,8 @@ fn what_is_forgotten_is_in_no_file() {
         ],
     );
     assert!(on_disk(dir.path(), "heron"));
-    assert_eq!(
-        block_on(store.forget_session(&owner, &session("s"))).unwrap(),
-        1
-    );
+    let proof = forget(&store, ForgetTarget::Session(owner, session("s")));
+    assert_eq!(proof.plan.turns, vec![TurnId(1)]);
     assert!(!on_disk(dir.path(), "heron"));
     assert!(store.story(TurnId(2)).unwrap().is_some());
     drop(store);

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // Helpers of tests stop at the first surprise too.
 
 mod disk;
+mod forget;
 mod kill;
+mod large;
 mod random;
 mod snapshot;

@@ -122,6 +122,9 @@ impl Pair {
         assert_eq!(id, self.disk.as_ref().unwrap().next_verdict_id());
         let reward = [None, Some(1.0), Some(-1.0), Some(0.3)][usize::from(step.b % 4)];
         let mut said = verdict(reward, &["h"]);
+        if step.c % 7 == 0 {
+            said.judge = TOOL_ERROR.to_owned();
+        }
         said.source = [VerdictSource::Judge, VerdictSource::Explicit][usize::from(step.c % 2)];
         let mut events = vec![Event::Verdict {
             turn,
@@ -214,23 +217,155 @@ impl Pair {
         let state = match step.c % 4 {
             0 | 1 => VersionState::Served,
             2 => VersionState::Rejected("canary".to_owned()),
-            _ => VersionState::RolledBack,
+            _ => VersionState::RolledBack("worse".to_owned()),
         };
         let receipt = (step.c % 8 < 4).then(receipt);
         self.append(vec![Event::Version {
             version,
             state,
             receipt,
+            at: i64::from(step.c) * 7,
         }]);
+    }
+
+    fn registry_event(&self, step: &Step) {
+        let version = PolicyVersion {
+            profile: self.owner(step.a),
+            number: u64::from(step.b) % (self.number + 2),
+        };
+        let why = "rejected by the gate".to_owned();
+        self.append(vec![match step.c % 3 {
+            0 => Event::Gate {
+                version,
+                report: GateReport {
+                    checks: vec![GateCheck {
+                        name: "kl_to_base".to_owned(),
+                        value: f64::NEG_INFINITY,
+                        limit: f64::from(step.b) / 3.0,
+                        passed: step.b % 2 == 0,
+                        detail: String::new(),
+                    }],
+                    seconds: 0.1,
+                    at: i64::from(step.b),
+                },
+            },
+            1 => Event::Unlearnt { version, why },
+            _ => Event::ReplaySkipped { version },
+        }]);
+    }
+
+    /// A whole lesson at once, which single steps rarely add up to: a judged turn, a step on all that waits, mostly served.
+    fn teach(&mut self, step: &Step) {
+        let before = self.turns.len();
+        self.add_turn(&Step {
+            a: step.a | 1,
+            ..step.clone()
+        });
+        let Some(turn) = self.turns.get(before).cloned() else {
+            return;
+        };
+        let id = self.memory.next_verdict_id();
+        assert_eq!(id, self.disk.as_ref().unwrap().next_verdict_id());
+        let verdict = Event::Verdict {
+            turn: turn.id,
+            id,
+            verdict: Box::new(verdict(Some(1.0), &["look at what the heron did"])),
+            at: 1,
+        };
+        let sample = Event::Sample(Box::new(new_sample(turn.id, id, 1.0)));
+        self.append(vec![verdict, sample]);
+        let owner = turn.profile;
+        let pending = self.memory.pending(&owner).unwrap();
+        let samples: Vec<SampleId> = pending.iter().map(|s| s.id).collect();
+        self.both(|store| store.lease(samples.clone()));
+        self.number += 1;
+        let served = registry::served_number(&self.memory.versions(&owner).unwrap());
+        let commit = testing::step(&owner, self.number, served, &samples);
+        self.both(|store| store.commit_step(commit.clone()));
+        if step.c % 4 > 0 {
+            self.append(vec![Event::Version {
+                version: PolicyVersion {
+                    profile: owner,
+                    number: self.number,
+                },
+                state: VersionState::Served,
+                receipt: None,
+                at: i64::from(step.c),
+            }]);
+        }
+    }
+
+    /// Makes the next of the waiting steps again, mostly out of what it may.
+    fn replay(&mut self, step: &Step) {
+        let owner = self.owner(step.a);
+        let versions = self.memory.versions(&owner).unwrap();
+        let replays = self.memory.replays(&owner).unwrap();
+        let Some(of) = replays.get(usize::from(step.b % 5 == 4)).copied() else {
+            return;
+        };
+        let old = versions.iter().find(|v| v.version.number == of);
+        let samples = old.map_or(Vec::new(), |v| v.samples.clone());
+        self.number += 1;
+        let parent =
+            [0, registry::served_number(&versions), self.number - 1][usize::from(step.c % 3)];
+        let mut commit = testing::step(&owner, self.number, parent, &samples);
+        commit.version.origin = VersionOrigin::Replayed(of);
+        self.both(|store| store.commit_step(commit.clone()));
+    }
+
+    fn forget(&mut self, step: &Step) {
+        let owner = self.owner(step.a);
+        let target = match step.b % 8 {
+            0 => ForgetTarget::Profile(owner.clone()),
+            1..=3 => ForgetTarget::Session(
+                owner.clone(),
+                session(["s", "t", "u"][usize::from(step.c % 3)]),
+            ),
+            _ => match pick(&self.turns, step.c) {
+                Some(turn) => ForgetTarget::Turn(turn.profile.clone(), turn.id),
+                None => ForgetTarget::Turn(owner.clone(), TurnId(3)),
+            },
+        };
+        let owner = target.profile().clone();
+        let disk = self.disk.as_ref().unwrap();
+        let plan = self.memory.plan_forget(&target);
+        let on_disk = disk.plan_forget(&target);
+        assert_eq!(kind(&plan), kind(&on_disk));
+        assert_eq!(plan.as_ref().ok(), on_disk.as_ref().ok());
+        let Ok(plan) = plan else { return };
+        let undo = registry::undo(&self.memory.versions(&owner).unwrap(), &plan.trained);
+        let mut forget = Forget {
+            versions: undo.versions,
+            back_to: undo.back_to,
+            replay: undo.replay,
+            ..forgetting(target)
+        };
+        match step.a % 16 {
+            2 => drop(forget.versions.pop()),
+            3 => forget.back_to = Some(u64::from(step.b % 3)),
+            _ => {}
+        }
+        let disk = self.disk.as_ref().unwrap();
+        let (a, b) = (
+            block_on(self.memory.forget(forget.clone())),
+            block_on(disk.forget(forget)),
+        );
+        assert_eq!(kind(&a), kind(&b), "{a:?} {b:?}");
+        let (Ok(a), Ok(b)) = (a, b) else { return };
+        assert_eq!((&a.plan, &b.found), (&b.plan, &vec![]));
+        self.turns.retain(|t| !a.plan.turns.contains(&t.id));
     }
 
     fn run(&mut self, step: &Step, dir: &Path) {
         let turn = self.turn_id(step.a);
         let why = || "because".to_owned();
-        match step.what % 20 {
+        match step.what % 30 {
             0..=4 => self.add_turn(step),
             5 | 6 => {
-                let next = next_state(&format!("said {}", step.b));
+                let mut next = next_state(&format!("said {} to a heron in the reeds", step.b));
+                if step.b % 3 == 0 {
+                    next.messages[0].role = Role::Tool;
+                }
                 let at = i64::from(step.c) * 50;
                 self.append(vec![Event::NextState { turn, next, at }]);
             }
@@ -248,9 +383,10 @@ impl Pair {
             9 | 10 => self.judge(step),
             11 | 12 => self.settle(step),
             13 => {
+                let held_out = step.c % 2 == 0;
                 self.append(vec![Event::Dropped {
                     samples: self.samples(step),
-                    why: why(),
+                    why: if held_out { HELD_OUT.to_owned() } else { why() },
                 }]);
             }
             14 => {
@@ -263,14 +399,11 @@ impl Pair {
             }
             16 => self.commit(step),
             17 => self.version(step),
-            18 if step.b % 3 == 0 => {
-                let (owner, name) = (self.owner(step.a), session("s"));
-                if self.both(|store| store.forget_session(&owner, &name)) {
-                    self.turns
-                        .retain(|t| (&t.profile, &t.session) != (&owner, &name));
-                }
-            }
             18 => self.session_event(step),
+            19 | 20 => self.forget(step),
+            21 => self.registry_event(step),
+            22 | 23 => self.replay(step),
+            24..=27 => self.teach(step),
             _ if step.b % 3 == 0 => {
                 self.memory.restart();
                 self.disk = None;

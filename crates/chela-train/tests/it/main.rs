@@ -1,15 +1,19 @@
 //! The trainer over the fakes of every seam: steps, receipts, failures, rollback, restart.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod faults;
+mod gate;
+mod replay;
+
 use chela_core::testing::{
-    FakeEngine, FakeLearners, MemoryStore, block_on, first_turn, new_sample, profile, reply,
-    session, verdict,
+    FakeEngine, FakeLearners, MemoryStore, block_on, first_turn, new_sample, profile, session,
+    verdict,
 };
 use chela_core::{
-    EngineError, Event, PolicyEngine, PolicyVersion, Profile, SampleState, TrajectoryStore, TurnId,
-    VersionState,
+    EngineError, Event, PolicyEngine, PolicyVersion, Profile, Reply, SampleState, TrajectoryStore,
+    TurnId, VersionState,
 };
-use chela_train::{Progress, TrainConfig, TrainError, Trainer};
+use chela_train::{GateConfig, Progress, TrainConfig, TrainError, Trainer, restore::restore};
 use std::{path::Path, sync::Arc};
 
 struct Rig {
@@ -26,7 +30,11 @@ fn rig() -> Rig {
     let config = TrainConfig {
         batch: 2,
         min_batch: 2,
-        ..TrainConfig::new(dir.path().to_path_buf(), vec![1, 2, 3, 4])
+        gate: GateConfig {
+            held_out: 0.0,
+            ..GateConfig::default()
+        },
+        ..TrainConfig::new(dir.path().to_path_buf(), vec![1, 5, 6, 7, 8, 9, 10, 11])
     };
     let (store, engine, learners) = (
         Arc::new(MemoryStore::new()),
@@ -62,7 +70,7 @@ impl Rig {
         let verdict_id = self.store.next_verdict_id();
         let mut turn = first_turn(id, of, &session(&id.to_string()));
         turn.version = self.engine.served(of);
-        turn.reply = reply(&[4, 5 + (id.0 % 7) as u32]);
+        turn.reply = sampled(&[4, 5 + (id.0 % 7) as u32]);
         let verdict = Box::new(verdict(Some(reward), &[]));
         block_on(self.store.append(vec![
             Event::Turn(Box::new(turn)),
@@ -101,6 +109,14 @@ impl Rig {
     }
 }
 
+/// A reply with the log-probs that the fakes' base model gives, so that no token is masked as too far off.
+fn sampled(tokens: &[u32]) -> Reply {
+    let n = tokens.len();
+    let logprobs = vec![-(256f32.ln()); n];
+    let columns = (logprobs.clone(), logprobs, vec![1.0; n], vec![false; n]);
+    Reply::from_columns(tokens.to_vec(), columns.0, columns.1, columns.2, columns.3).unwrap()
+}
+
 fn version(of: &Profile, number: u64) -> PolicyVersion {
     PolicyVersion {
         profile: of.clone(),
@@ -133,7 +149,7 @@ fn a_full_batch_becomes_a_served_version_with_a_receipt() {
     }
     let record = rig.store.versions(&p).unwrap().pop().unwrap();
     let receipt = record.receipt.unwrap();
-    assert_eq!((record.steps, receipt.engine_canary.len()), (1, 3));
+    assert_eq!((record.steps, receipt.engine_canary.len()), (1, 7));
     assert_eq!(
         rig.trainer.advance(&p).unwrap(),
         Progress::Idle,
@@ -237,8 +253,10 @@ fn after_a_rollback_training_goes_on_from_there() {
         version: version(&p, n),
         state,
         receipt: None,
+        at: 5_500,
     };
-    let back = vec![to(2, VersionState::RolledBack), to(1, VersionState::Served)];
+    let by_hand = VersionState::RolledBack("by an operator".to_owned());
+    let back = vec![to(2, by_hand), to(1, VersionState::Served)];
     block_on(rig.store.append(back)).unwrap();
     rig.engine.serve(&version(&p, 1)).unwrap();
     rig.pair(&p);
@@ -278,7 +296,7 @@ fn a_restart_serves_again_and_deletes_what_was_never_committed() {
     drop(rig.trainer);
     rig.store.restart();
     let engine = FakeEngine::new();
-    Trainer::restore(&*rig.store, &engine, &rig.config).unwrap();
+    restore(&*rig.store, &engine, &rig.config, 6_000).unwrap();
     assert_eq!(engine.served(&p), version(&p, 1));
     assert_eq!(
         (stray.exists(), folders(rig.dir.path(), "default")),
@@ -304,7 +322,7 @@ fn a_crash_between_step_and_publish_is_finished_after_the_restart() {
     drop(rig.trainer);
     rig.store.restart();
     let engine = FakeEngine::new();
-    Trainer::restore(&*rig.store, &engine, &rig.config).unwrap();
+    restore(&*rig.store, &engine, &rig.config, 6_000).unwrap();
     assert_eq!(engine.served(&p).number, 0);
     let mut trainer = trainer(&rig.store, &engine, &rig.learners, &rig.config);
     assert_eq!(

@@ -12,6 +12,7 @@ use chela_lab::{
     client::Endpoint,
     demo::{self, ArmResult, DemoOptions},
     report::{Summary, Table},
+    rules::{self, RemarkRule},
     user::Arm,
 };
 use chela_model::TerminalProgress;
@@ -31,7 +32,7 @@ pub fn run(
     let temporary = tempfile::tempdir().context("no temporary folder")?;
     let home = data_dir.unwrap_or(temporary.path());
     let mut writer = output.table();
-    let mut table = Table::new(&mut *writer);
+    let table = Table::new(&mut *writer);
     let loaded = supervise::load(&config, &mut TerminalProgress::default())?;
     let model = loaded.engine.info().model;
     table.say(&format!(
@@ -46,7 +47,7 @@ pub fn run(
         Arm::Treatment,
         &options,
         None,
-        &mut table,
+        &table,
     )?;
     table.arm("learnt", &result)?;
     let control = if args.control {
@@ -67,7 +68,7 @@ pub fn run(
             Arm::Control,
             &options,
             before,
-            &mut table,
+            &table,
         )?;
         table.arm("control", &control)?;
         Some(control)
@@ -111,30 +112,37 @@ fn options(args: &DemoArgs) -> DemoOptions {
     options
 }
 
-/// What the demo changes of the configuration: only rules judge, cut replies are bad, and training gets its full share.
+/// What the demo changes of the configuration.
 fn settings(config: &mut Config, args: &DemoArgs, options: &DemoOptions) {
+    let rules = rules::rules(&[demo::TASTE]);
+    simulated(config, rules, (options.batch, args.seed));
+    config.learning.max_steps = options.updates;
+}
+
+/// What simulated users need of the configuration: a server for this machine only, whose rules alone judge; cut replies are bad, and
+/// training gets its full share.
+pub(super) fn simulated(config: &mut Config, rules: Vec<RemarkRule>, (batch, seed): (usize, u64)) {
     config.server.host = "127.0.0.1".to_owned();
     config.server.port = 0;
     config.server.auth = "open".to_owned();
     config.judge.kinds = vec![JudgeKind::Rules];
-    config.judge.rules = rule_entries(demo::rules());
+    config.judge.rules = rule_entries(rules);
     let learning = &mut config.learning;
     learning.on = true;
-    learning.batch = options.batch;
-    learning.min_batch = learning.min_batch.min(options.batch);
-    learning.max_steps = options.updates;
+    learning.batch = batch;
+    learning.min_batch = learning.min_batch.min(batch);
     learning.truncated = "bad".to_owned();
-    learning.seed = args.seed;
+    learning.seed = seed;
     learning.train_share = learning.train_share.max(0.5);
 }
 
 fn control_settings(config: &mut Config) {
-    config.judge.rules = rule_entries(demo::control_rules());
+    config.judge.rules = rule_entries(rules::control_rules());
     // A cut reply is as good or bad as the coin says, or its length would be taught after all.
     config.learning.truncated = "judged".to_owned();
 }
 
-fn rule_entries(rules: Vec<demo::DemoRule>) -> Vec<RuleEntry> {
+fn rule_entries(rules: Vec<RemarkRule>) -> Vec<RuleEntry> {
     rules
         .into_iter()
         .map(|r| RuleEntry {
@@ -154,19 +162,30 @@ fn arm(
     arm: Arm,
     options: &DemoOptions,
     before: Option<(chela_lab::taste::Scores, f64)>,
-    table: &mut Table<'_>,
+    table: &Table<'_>,
 ) -> Result<ArmResult> {
     let folder = DataFolder::open(home)?;
+    served(config, folder, loaded, |endpoint| {
+        Ok(demo::run_arm(endpoint, arm, options, before, table)?)
+    })
+}
+
+/// Runs a server on the folder while `work` speaks to it.
+pub(super) fn served<T>(
+    config: &Config,
+    folder: DataFolder,
+    loaded: &Loaded,
+    work: impl FnOnce(Endpoint) -> Result<T>,
+) -> Result<T> {
     let listener = supervise::bind(config)?;
     let running = supervise::start(config, folder, listener, loaded)?;
-    let endpoint = Endpoint {
+    let result = work(Endpoint {
         url: running.address.clone(),
         admin_key: running.admin_key.clone(),
         base_model: loaded.engine.info().model,
-    };
-    let result = demo::run_arm(endpoint, arm, options, before, table);
+    });
     running.stop()?;
-    Ok(result?)
+    result
 }
 
 fn summary(
@@ -178,7 +197,7 @@ fn summary(
 ) -> Summary {
     Summary {
         model: model.to_owned(),
-        preference: "brief: at most 40 words".to_owned(),
+        preference: demo::TASTE.description().to_owned(),
         updates: result.updates,
         interactions: result.interactions,
         before: result.before.passed,

@@ -3,5 +3,9 @@
 pub mod bench;
 pub mod demo;
 pub mod doctor;
+pub mod export;
+pub mod experiment;
 pub mod key;
+pub mod policy;
 pub mod remote;
+pub mod replay;

@@ -1,7 +1,7 @@
-//! `status`, `session`, `feedback`, `policy`: questions to the running server, found through `server.json`.
+//! `status`, `session`, `feedback`: questions to the running server, found through `server.json`.
 
 use crate::{
-    cli::{FeedbackArgs, PolicyCommand, SessionAction},
+    cli::{FeedbackArgs, SessionAction},
     folder,
     keys::KeyFile,
     output::{Output, json_line},
@@ -9,6 +9,9 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::{path::Path, time::Duration};
+
+/// Comparing versions and forgetting wait for the engine and for a step being made.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A running server, spoken to with the admin key of its data folder.
 pub struct Remote {
@@ -27,7 +30,7 @@ impl Remote {
             );
         };
         let config = ureq::Agent::config_builder()
-            .timeout_global(Some(Duration::from_secs(60)))
+            .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
             .build();
         let key = KeyFile::of(data_dir).admin()?;
@@ -53,7 +56,7 @@ impl Remote {
         Ok(body)
     }
 
-    fn get(&self, route: &str) -> Result<Value> {
+    pub(super) fn get(&self, route: &str) -> Result<Value> {
         let request = self.agent.get(format!("{}{route}", self.address));
         let answer = request
             .header("authorization", format!("Bearer {}", self.key))
@@ -61,7 +64,7 @@ impl Remote {
         self.read(answer.with_context(|| format!("no answer from {}", self.address))?)
     }
 
-    fn post(&self, route: &str, body: &Value) -> Result<Value> {
+    pub(super) fn post(&self, route: &str, body: &Value) -> Result<Value> {
         let request = self.agent.post(format!("{}{route}", self.address));
         let answer = request
             .header("authorization", format!("Bearer {}", self.key))
@@ -122,50 +125,7 @@ pub fn feedback(remote: &Remote, args: &FeedbackArgs, output: &Output) -> Result
     print(output, &remote.post("/v1/feedback", &body)?)
 }
 
-/// `chela policy …`
-pub fn policy(remote: &Remote, command: &PolicyCommand, output: &Output) -> Result<()> {
-    let (route, body) = match command {
-        PolicyCommand::List(profile) => {
-            let answer = remote.get(&format!("/v1/policy?profile={}", encode(&profile.profile)))?;
-            return versions(output, &answer);
-        }
-        PolicyCommand::Rollback { profile, version } => (
-            "rollback",
-            json!({"profile": profile.profile, "version": version}),
-        ),
-        PolicyCommand::Promote { profile, version } => (
-            "promote",
-            json!({"profile": profile.profile, "version": version}),
-        ),
-        PolicyCommand::Pause(profile) => ("pause", json!({"profile": profile.profile})),
-        PolicyCommand::Resume(profile) => ("resume", json!({"profile": profile.profile})),
-    };
-    let answer = remote.post(&format!("/v1/policy/{route}"), &body)?;
-    versions(output, &answer)
-}
-
-fn versions(output: &Output, answer: &Value) -> Result<()> {
-    if output.json {
-        return output.plain(&json_line(answer));
-    }
-    output.plain(&format!(
-        "profile {} serves version {}",
-        text(&answer["profile"]),
-        answer["served"]
-    ))?;
-    for one in answer["versions"].as_array().into_iter().flatten() {
-        output.plain(&format!(
-            "{:>5}  parent {:>5}  {:>4} steps  {}",
-            one["version"],
-            one["parent"],
-            one["steps"],
-            text(&one["state"])
-        ))?;
-    }
-    Ok(())
-}
-
-fn print(output: &Output, value: &Value) -> Result<()> {
+pub(super) fn print(output: &Output, value: &Value) -> Result<()> {
     if output.json {
         output.plain(&json_line(value))
     } else {
@@ -173,14 +133,14 @@ fn print(output: &Output, value: &Value) -> Result<()> {
     }
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     value
         .as_str()
         .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Percent-encodes all but unreserved characters, for ids in paths.
-fn encode(id: &str) -> String {
+pub(super) fn encode(id: &str) -> String {
     id.bytes()
         .map(|b| {
             if b.is_ascii_alphanumeric() || b"-._~".contains(&b) {

@@ -34,6 +34,8 @@ pub struct Server {
     pub cors_origins: Vec<String>,
     /// Further Host names under which the server may be called.
     pub hosts: Vec<String>,
+    /// Requests of one profile that may be under way; more are answered with 429.
+    pub profile_requests: usize,
     /// Unknown model names are refused instead of answered by the profile's policy.
     pub strict_models: bool,
     /// Seconds that running replies get at a stop.
@@ -48,6 +50,7 @@ impl Default for Server {
             auth: "open".to_owned(),
             cors_origins: Vec::new(),
             hosts: Vec::new(),
+            profile_requests: 1024,
             strict_models: false,
             grace_seconds: 20,
         }
@@ -66,6 +69,8 @@ pub struct Model {
     pub max_concurrent: usize,
     /// Memory for cached keys and values, in MiB; 0 = a quarter of the machine's.
     pub cache_mib: usize,
+    /// Memory for adapters of profiles, in MiB; those not used for longest leave it. 0 = a sixteenth of the machine's.
+    pub adapter_mib: usize,
     /// Where downloaded models lie; empty = the platform's cache folder.
     pub cache_dir: String,
 }
@@ -77,6 +82,7 @@ impl Default for Model {
             threads: 0,
             max_concurrent: 16,
             cache_mib: 0,
+            adapter_mib: 0,
             cache_dir: String::new(),
         }
     }
@@ -134,6 +140,20 @@ pub struct Learning {
     pub train_share: f64,
     /// Seed of fresh adapters.
     pub seed: u64,
+    /// A candidate must pass the gate before it may serve.
+    pub gate: bool,
+    /// Part of the judged turns that is kept from training for the gate.
+    pub held_out: f64,
+    /// KL to the base model that a candidate's replies may have, nats a token.
+    pub kl_budget: f64,
+    /// How much a kind of probes may lose of the base model's preference, nats a token.
+    pub probe_drop: f64,
+    /// Live score that a version may lose before it is taken back by itself.
+    pub rollback_margin: f64,
+    /// Judged turns over which the live score is taken; 0 = versions are never taken back by themselves.
+    pub watch_turns: usize,
+    /// Profiles that are served and recorded but never learn.
+    pub frozen: Vec<String>,
 }
 
 impl Default for Learning {
@@ -159,6 +179,13 @@ impl Default for Learning {
             session_idle: 30,
             train_share: 0.1,
             seed: 0,
+            gate: true,
+            held_out: 0.1,
+            kl_budget: 1.0,
+            probe_drop: 0.4,
+            rollback_margin: 0.15,
+            watch_turns: 30,
+            frozen: Vec::new(),
         }
     }
 }
@@ -324,6 +351,13 @@ impl Config {
             ("learning.opd_clip", l.opd_clip),
             ("learning.reward_clip", l.reward_clip),
             ("learning.session_idle", l.session_idle as f64),
+            (
+                "server.profile_requests",
+                self.server.profile_requests as f64,
+            ),
+            ("learning.kl_budget", l.kl_budget),
+            ("learning.probe_drop", l.probe_drop),
+            ("learning.rollback_margin", l.rollback_margin),
             ("model.max_concurrent", self.model.max_concurrent as f64),
             ("judge.timeout", self.judge.timeout as f64),
         ];
@@ -345,6 +379,14 @@ impl Config {
         ] {
             if !(value > 0.0 && value <= 1.0) {
                 bail!("{key} = {value} must be above 0 and at most 1");
+            }
+        }
+        if !(0.0..=0.5).contains(&l.held_out) {
+            bail!("learning.held_out = {} must be from 0 to 0.5", l.held_out);
+        }
+        for name in &l.frozen {
+            if let Err(error) = chela_core::Profile::new(name) {
+                bail!("learning.frozen: {error}");
             }
         }
         if self.judge.kinds.contains(&JudgeKind::Openai)

@@ -1,0 +1,183 @@
+//! What a start finds: serves again what was served, and deletes the folders of steps that were never committed.
+
+use crate::{TrainError, config::TrainConfig, publish::Publisher};
+use chela_core::{
+    EngineError, Millis, PolicyEngine, PolicyVersion, Profile, TrajectoryStore, VersionRecord,
+    Weights,
+    registry::{self, Chain},
+};
+use futures_executor::block_on;
+use std::{collections::HashSet, path::Path, sync::atomic::AtomicBool};
+
+/// Adapters of this many profiles, the last served ones, are read and compared with their receipts at once; the others when they are
+/// asked for.
+const READ_AT_START: usize = 4;
+
+/// Registers all versions and points each profile at what it served. Trains nothing.
+pub fn restore(
+    store: &dyn TrajectoryStore,
+    engine: &dyn PolicyEngine,
+    config: &TrainConfig,
+    now: Millis,
+) -> Result<(), TrainError> {
+    let stop = AtomicBool::new(false);
+    let publisher = Publisher {
+        engine,
+        store,
+        config,
+        now,
+        stop: &stop,
+    };
+    let mut named = HashSet::new();
+    let mut served: Vec<(Option<Millis>, Profile, Vec<VersionRecord>)> = Vec::new();
+    for profile in store.profiles()? {
+        let versions = store.versions(&profile)?;
+        for record in versions.iter().filter(|v| v.checkpoint.is_some()) {
+            named.extend(record.checkpoint.clone());
+            let hash = record.receipt.as_ref().map(|r| r.weights_hash.clone());
+            let weights = Weights::Adapter(publisher.dir(record));
+            engine.register(record.version.clone(), weights, hash);
+        }
+        if let Some(at) = registry::served(&versions).map(|v| v.served_at) {
+            served.push((at, profile, versions));
+        }
+    }
+    served.sort_by_key(|(at, ..)| std::cmp::Reverse(*at));
+    for (i, (_, profile, versions)) in served.iter().enumerate() {
+        serve_again(&publisher, profile, versions, i < READ_AT_START)?;
+    }
+    delete_unnamed(&config.data_dir, &named)
+}
+
+/// The served version, or the nearest one below it that is whole.
+fn serve_again(
+    publisher: &Publisher<'_>,
+    profile: &Profile,
+    versions: &[VersionRecord],
+    read: bool,
+) -> Result<(), TrainError> {
+    let number = registry::served_number(versions);
+    let version = |number| PolicyVersion {
+        profile: profile.clone(),
+        number,
+    };
+    let mut broken: Option<String> = None;
+    for number in Chain::of(number, versions).numbers().iter().copied() {
+        let Some(record) = versions.iter().find(|v| v.version.number == number) else {
+            break;
+        };
+        match whole(publisher, record, read || broken.is_some())? {
+            None => {
+                return match broken {
+                    None => {
+                        publisher.engine.serve(&record.version)?;
+                        tracing::info!(version = %record.version, "serving again");
+                        Ok(())
+                    }
+                    Some(why) => publisher.back(
+                        &version(registry::served_number(versions)),
+                        &record.version,
+                        why,
+                    ),
+                };
+            }
+            Some(why) => {
+                tracing::error!(version = %record.version, "{why}");
+                broken.get_or_insert(why);
+            }
+        }
+    }
+    match broken {
+        Some(why) => publisher.back(&version(number), &version(0), why),
+        None => Ok(()),
+    }
+}
+
+/// Why a version's files cannot be served. An error when they were made for another model: then nothing may be changed.
+fn whole(
+    publisher: &Publisher<'_>,
+    record: &VersionRecord,
+    read: bool,
+) -> Result<Option<String>, TrainError> {
+    let dir = publisher.dir(record);
+    if !dir.join("adapter_model.safetensors").is_file() {
+        return Ok(Some(format!("its files are gone: {}", dir.display())));
+    }
+    if !read {
+        return Ok(None);
+    }
+    let load = publisher
+        .engine
+        .load(record.version.clone(), Weights::Adapter(dir.clone()));
+    Ok(match block_on(load) {
+        Err(error) => {
+            let model = publisher.engine.info().model;
+            if let Some(made_for) = base_model(&dir).filter(|name| *name != model) {
+                let why = format!(
+                    "the adapters of this data folder were trained on {made_for}, this model is {model}: name that model, or another --data-dir ({}: {error})",
+                    record.version
+                );
+                return Err(EngineError::Weights(why).into());
+            }
+            Some(format!("its files cannot be read: {error}"))
+        }
+        Ok(hash) => record
+            .receipt
+            .as_ref()
+            .filter(|receipt| receipt.weights_hash != hash)
+            .map(|receipt| {
+                format!(
+                    "{} is not what was published: its weights are {hash}, they were {}",
+                    dir.display(),
+                    receipt.weights_hash
+                )
+            }),
+    })
+}
+
+/// The model that PEFT's configuration names.
+fn base_model(dir: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(dir.join("adapter_config.json")).ok()?;
+    let config: serde_json::Value = serde_json::from_str(&text).ok()?;
+    Some(config["base_model_name_or_path"].as_str()?.to_owned())
+}
+
+/// Deletes `adapters/<profile>/<number>` folders that no committed version names: steps a crash left half-made, and versions that
+/// were forgotten.
+fn delete_unnamed(data_dir: &Path, named: &HashSet<String>) -> Result<(), TrainError> {
+    let adapters = data_dir.join("adapters");
+    for profile in folders(&adapters)? {
+        for name in folders(&adapters.join(&profile))? {
+            let relative = format!("adapters/{profile}/{name}");
+            if !named.contains(&relative) {
+                let path = data_dir.join(&relative);
+                tracing::warn!(path = %path.display(), "deleting a checkpoint that no version names");
+                std::fs::remove_dir_all(&path).map_err(|error| TrainError::Io {
+                    what: "cannot delete",
+                    path: path.display().to_string(),
+                    error,
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn folders(dir: &Path) -> Result<Vec<String>, TrainError> {
+    let failed = |error| TrainError::Io {
+        what: "cannot read",
+        path: dir.display().to_string(),
+        error,
+    };
+    if !dir.exists() {
+        return Ok(Vec::new());
+    }
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.path().is_dir() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(names)
+}
