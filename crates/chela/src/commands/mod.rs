@@ -3,8 +3,8 @@
 pub mod bench;
 pub mod demo;
 pub mod doctor;
-pub mod export;
 pub mod experiment;
+pub mod export;
 pub mod key;
 pub mod policy;
 pub mod remote;
