@@ -71,7 +71,7 @@ impl Default for GateConfig {
             probe_drop: 0.4,
             length: (0.2, 4.0),
             repetition: 0.25,
-            reply_tokens: 64,
+            reply_tokens: 48,
             probes: Vec::new(),
             open: Vec::new(),
             end_ids: Vec::new(),
