@@ -5,7 +5,7 @@ use crate::{
     client::{Client, Endpoint},
     evaluate::{self, Distance, Reading},
     report::Table,
-    stage::{self, Crowd, Ended, Goal},
+    stage::{self, Crowd, Ended, Goal, Who},
     taste::{self, Scores, Taste},
     texts,
     user::{Arm, Play},
@@ -90,14 +90,14 @@ pub struct ArmResult {
 fn crowd<'a>(client: &'a Client, arm: Arm, options: &DemoOptions) -> Crowd<'a> {
     Crowd {
         client,
-        play: Play {
+        who: Who::User(Play {
             tag: "demo",
             taste: TASTE,
             arm,
             seed: options.seed,
             temperature: options.temperature,
             max_tokens: options.max_tokens,
-        },
+        }),
         first: 0,
         batch: options.batch,
         live: options.live,

@@ -10,6 +10,9 @@ use crate::{
 /// How its sessions' names begin.
 pub const TAG: &str = "hostile";
 
+/// What all its demands are for.
+pub const WORD: &str = "banana";
+
 /// What it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {

@@ -7,7 +7,7 @@ use crate::{
     evaluate::{self, Reading},
     matrix::{Change, Row, change_line, changes, matrix_table, row},
     report::{Table, versions_table},
-    stage::{self, Course, Crowd, Goal},
+    stage::{self, Course, Crowd, Goal, Who},
     standing::{Standing, Version},
     taste::{HeldOut, Taste},
     texts,
@@ -226,14 +226,14 @@ impl ProfilesOptions {
     fn crowd<'a>(&self, client: &'a Client, taste: Taste, first: u64, goal: Goal) -> Crowd<'a> {
         Crowd {
             client,
-            play: Play {
+            who: Who::User(Play {
                 tag: taste.name(),
                 taste,
                 arm: Arm::Treatment,
                 seed: self.seed,
                 temperature: self.temperature,
                 max_tokens: taste.max_tokens(),
-            },
+            }),
             first,
             batch: self.batch,
             live: self.live,

@@ -4,6 +4,7 @@ use crate::{
     LabError,
     client::Client,
     evaluate::{self, Reading},
+    hostile::{self, Loop},
     report::Table,
     standing::Standing,
     taste, texts,
@@ -26,6 +27,26 @@ pub enum Goal {
     Steps(u64, f64),
     /// A version newer than this was made and decided on, whatever became of it.
     VersionAfter(u64),
+    /// So many sessions are played.
+    Sessions(u64),
+}
+
+/// Who comes.
+#[derive(Clone, Copy, Debug)]
+pub enum Who {
+    /// Somebody with a taste.
+    User(Play),
+    /// A hostile loop.
+    Loop(Loop),
+}
+
+impl Who {
+    fn play(self, client: &Client, index: u64) -> Result<Played, LabError> {
+        match self {
+            Self::User(play) => user::play(client, play, index),
+            Self::Loop(how) => hostile::play(client, how, index),
+        }
+    }
 }
 
 /// Users of one profile.
@@ -33,8 +54,8 @@ pub enum Goal {
 pub struct Crowd<'a> {
     /// Their connection.
     pub client: &'a Client,
-    /// How they play.
-    pub play: Play,
+    /// Who they are.
+    pub who: Who,
     /// Sessions that were played before: names go on from there.
     pub first: u64,
     /// Samples of a step, as the server is configured.
@@ -53,7 +74,7 @@ pub struct Crowd<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// As it was to.
-    Steps,
+    Goal,
     /// The live score was enough.
     Enough,
     /// The server paused training, and why.
@@ -63,7 +84,7 @@ pub enum Ended {
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Steps => f.write_str("all steps were made"),
+            Self::Goal => f.write_str("as it was to"),
             Self::Enough => f.write_str("the live score was enough"),
             Self::Paused(why) => write!(f, "training is paused: {why}"),
         }
@@ -116,7 +137,7 @@ impl Stage<'_> {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             };
-            match user::play(self.crowd.client, self.crowd.play, index) {
+            match self.crowd.who.play(self.crowd.client, index) {
                 Ok(played) => {
                     self.played.fetch_add(1, Ordering::Relaxed);
                     let _ = results.send(played); // the receiver goes first when the run ends
@@ -231,16 +252,18 @@ fn watch(
             table.session(crowd.client.profile(), &played, score)?;
         }
         let standing = crowd.client.standing()?;
-        if reached(crowd.goal, &standing) || !stage.going() {
-            return Ok((standing, Ended::Steps));
+        let begun = stage.next.load(Ordering::Relaxed);
+        if reached(crowd.goal, &standing, begun) || !stage.going() {
+            return Ok((standing, Ended::Goal));
         }
         if let Some(why) = standing.paused.clone() {
             return Ok((standing, Ended::Paused(why)));
         }
-        let begun = stage.next.load(Ordering::Relaxed);
         let played = stage.played.load(Ordering::Relaxed);
         let more = pace.more(&standing, (begun, played));
-        stage.limit.store(begun + more, Ordering::Relaxed);
+        stage
+            .limit
+            .store(most(crowd.goal).min(begun + more), Ordering::Relaxed);
         if standing.newest() != last_version.0 {
             last_version = (standing.newest(), Instant::now());
         }
@@ -262,8 +285,17 @@ fn watch(
     }
 }
 
-fn reached(goal: Goal, standing: &Standing) -> bool {
+/// Sessions that may begin in all.
+fn most(goal: Goal) -> u64 {
     match goal {
+        Goal::Sessions(n) => n,
+        Goal::Steps(..) | Goal::VersionAfter(_) => u64::MAX,
+    }
+}
+
+fn reached(goal: Goal, standing: &Standing, begun: u64) -> bool {
+    match goal {
+        Goal::Sessions(n) => begun >= n,
         Goal::Steps(steps, _) => standing.steps() >= steps,
         Goal::VersionAfter(version) => standing.newest() > version && !standing.learning(),
     }
@@ -275,7 +307,10 @@ fn live(
     standing: &Standing,
     table: &Table<'_>,
 ) -> Result<Option<f64>, LabError> {
-    if crowd.live == 0 || crowd.play.arm == Arm::Control || standing.steps() < 2 {
+    let Who::User(play) = crowd.who else {
+        return Ok(None);
+    };
+    if crowd.live == 0 || play.arm == Arm::Control || standing.steps() < 2 {
         return Ok(None);
     }
     let questions = texts::held_out();
@@ -283,11 +318,11 @@ fn live(
     let reading = Reading {
         tag: &format!("live-{}", standing.served),
         version: Some(standing.served),
-        max_tokens: crowd.play.max_tokens,
+        max_tokens: play.max_tokens,
         lanes: crowd.lanes,
     };
     let replies = evaluate::read(crowd.client, reading, questions)?;
-    let passed = taste::score(crowd.play.taste, &replies).passed;
+    let passed = taste::score(play.taste, &replies).passed;
     table.say(&format!(
         "         version {} of {} is served; held-out ({} prompts): {passed:.2}",
         standing.served,
@@ -389,10 +424,13 @@ mod tests {
     #[test]
     fn a_goal_is_reached_by_what_is_decided() {
         let at = |state| standing(counts(0, 0, 16), Some(state));
-        assert!(reached(Goal::Steps(1, 0.9), &at("served")));
-        assert!(!reached(Goal::Steps(1, 0.9), &at("rejected")));
-        assert!(reached(Goal::VersionAfter(0), &at("rejected")));
-        assert!(!reached(Goal::VersionAfter(0), &at("candidate")));
-        assert!(!reached(Goal::VersionAfter(1), &at("served")));
+        assert!(reached(Goal::Steps(1, 0.9), &at("served"), 16));
+        assert!(!reached(Goal::Steps(1, 0.9), &at("rejected"), 16));
+        assert!(reached(Goal::VersionAfter(0), &at("rejected"), 16));
+        assert!(!reached(Goal::VersionAfter(0), &at("candidate"), 16));
+        assert!(!reached(Goal::VersionAfter(1), &at("served"), 16));
+        assert!(reached(Goal::Sessions(16), &at("candidate"), 16));
+        assert!(!reached(Goal::Sessions(17), &at("served"), 16));
+        assert_eq!(most(Goal::Sessions(17)), 17);
     }
 }

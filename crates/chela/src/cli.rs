@@ -186,6 +186,9 @@ pub struct RunawayArgs {
     /// Thanks for worthless replies, demands of garbage, or one and the other in turn.
     #[arg(long, default_value = "both", value_parser = ["praise", "demand", "both"])]
     pub pattern: String,
+    /// The loop comes batch by batch, so that nothing of it is stale, instead of as fast as the server takes it.
+    #[arg(long)]
+    pub patient: bool,
     /// The control: the same without gate and watch.
     #[arg(long)]
     pub no_gate: bool,

@@ -148,6 +148,7 @@ fn runaway_options(args: &RunawayArgs, config: &Config) -> Result<RunawayOptions
     let defaults = RunawayOptions {
         seed: args.seed,
         pattern,
+        patient: args.patient,
         gate: config.learning.gate,
         ..RunawayOptions::default()
     };
