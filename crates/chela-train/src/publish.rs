@@ -8,11 +8,14 @@ use crate::{
 };
 use chela_core::{
     Event, GateReport, Learner, Millis, PolicyEngine, PolicyRef, PolicyVersion, Priority, Prompt,
-    Receipt, SamplingParams, TrajectoryStore, VersionRecord, VersionState, Want, Weights,
+    Receipt, SamplingParams, TrajectoryStore, VersionRecord, VersionState, Want, Weights, registry,
 };
 use futures_executor::block_on;
 use futures_util::StreamExt;
 use std::{path::PathBuf, sync::atomic::AtomicBool};
+
+/// How reasons of the program's own begin, so that they are told from an operator's.
+pub const BY_ITSELF: &str = "by itself: ";
 
 /// Where a version's files lie, relative to the data folder.
 pub fn checkpoint_name(version: &PolicyVersion) -> String {
@@ -71,12 +74,26 @@ impl Publisher<'_> {
         if let Some(why) = self.gate((version, &before), learner, known)? {
             return self.reject(version, Some(receipt), why, "gate failed");
         }
+        // Looking took a while: an operator may have gone back, or something was forgotten.
+        let versions = self.store.versions(&version.profile)?;
+        if registry::unfinished(&versions).is_none_or(|v| v.version != *version) {
+            let why = "another version was put in its parent's place meanwhile".to_owned();
+            return self.reject(version, Some(receipt), why, "left behind");
+        }
+        let before = PolicyVersion {
+            profile: version.profile.clone(),
+            number: registry::served_number(&versions),
+        };
         // Recorded first: after a crash in between, the version is served at start.
         let canary = receipt.learner_canary.clone();
         self.record(version, VersionState::Served, Some(receipt))?;
         self.engine.serve(version)?;
         if let Some(why) = self.behind_the_pointer(version, &canary)? {
-            self.back(version, &before, why)?;
+            self.back(version, &before, format!("{BY_ITSELF}{why}"))?;
+            self.append(vec![Event::Unlearnt {
+                version: version.clone(),
+                why: "receipt mismatch".to_owned(),
+            }])?;
             return Ok(Outcome::Rejected {
                 why: "what is served is not what was published".to_owned(),
                 short: "receipt mismatch",

@@ -5,14 +5,15 @@ use crate::{
     config::TrainConfig,
     gate::Remembered,
     make::{Made, Parent, Plan, make},
-    publish::{Outcome, Publisher, checkpoint_name},
+    publish::{BY_ITSELF, Outcome, Publisher, checkpoint_name},
     recipe::Recipe,
     replay,
     watch::watch,
 };
 use chela_core::{
-    Event, Learner, Learners, LeasedSample, Millis, PolicyEngine, PolicyVersion, Profile, SampleId,
-    TrajectoryStore, VersionOrigin, VersionRecord, VersionState,
+    AdapterSpec, EngineError, Event, Learner, Learners, LeasedSample, Millis, PolicyEngine,
+    PolicyVersion, Profile, SampleId, StepCommit, TrajectoryStore, VersionOrigin, VersionRecord,
+    VersionState,
     registry::{self, Chain},
 };
 use futures_executor::block_on;
@@ -22,7 +23,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What one look at a profile's queue came to.
@@ -57,17 +58,22 @@ pub struct Trainer {
     clock: Arc<dyn Fn() -> Millis + Send + Sync>,
     open: HashMap<Profile, Open>,
     known: Remembered,
+    /// Profiles that failed, until when they are left alone.
+    later: HashMap<Profile, Instant>,
     /// The program is to end.
     stop: Arc<AtomicBool>,
     /// The newest turn of each profile that the watch has seen.
     watched: HashMap<Profile, chela_core::TurnId>,
 }
 
+/// How the reason begins of a replay's candidate that fell with a later one, without having been looked at.
+const ON_TOP: &str = "with version ";
+
+/// After a failure.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// Learners of this many profiles stay open; more are closed and reopened from their checkpoints.
 const OPEN_LEARNERS: usize = 2;
-
-/// How reasons of the watch begin, so that they are told from an operator's.
-pub const BY_ITSELF: &str = "by itself: ";
 
 impl Trainer {
     /// A trainer with nothing opened yet.
@@ -86,6 +92,7 @@ impl Trainer {
             clock,
             open: HashMap::new(),
             known: Remembered::default(),
+            later: HashMap::new(),
             stop: Arc::default(),
             watched: HashMap::new(),
         }
@@ -120,27 +127,48 @@ impl Trainer {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            worked |= self.advance(&profile)? != Progress::Idle;
+            if self
+                .later
+                .get(&profile)
+                .is_some_and(|until| *until > Instant::now())
+            {
+                continue;
+            }
+            match self.advance(&profile) {
+                Ok(progress) => worked |= progress != Progress::Idle,
+                Err(TrainError::Stopping) => return Err(TrainError::Stopping),
+                // One profile's trouble keeps no other from learning.
+                Err(error) => {
+                    tracing::error!(%profile, %error, "training failed; trying again in 5 s");
+                    self.open.remove(&profile);
+                    self.later.insert(profile, Instant::now() + AGAIN);
+                }
+            }
         }
         Ok(worked)
     }
 
     /// Looks at one profile: finishes what was begun, watches what is served, and makes a step when a batch is ready.
     pub fn advance(&mut self, profile: &Profile) -> Result<Progress, TrainError> {
-        if self.config.frozen.contains(profile) {
-            return self.never_learns(profile);
-        }
         let versions = self.store.versions(profile)?;
-        if let Some(of) = self.store.replays(profile)?.first() {
+        let paused = self.store.paused(profile)?.is_some();
+        let replays = self.store.replays(profile)?;
+        if let Some(of) = replays.first() {
+            if paused {
+                return Ok(Progress::Idle);
+            }
             return self.replay(profile, &versions, *of);
         }
         if let Some(record) = registry::unfinished(&versions) {
             return self.finish(record.clone());
         }
+        if self.config.frozen.contains(profile) {
+            return self.never_learns(profile);
+        }
         if let Some(back) = self.look_back(profile, &versions)? {
             return Ok(Progress::TakenBack(back));
         }
-        if self.store.paused(profile)?.is_some() {
+        if paused {
             return Ok(Progress::Idle);
         }
         let head = registry::served(&versions).cloned();
@@ -252,11 +280,15 @@ impl Trainer {
         let most = self.config.gate.patience;
         let mut versions = self.store.versions(profile)?;
         versions.sort_by_key(|v| std::cmp::Reverse(v.version.number));
-        let bad = versions.iter().map_while(|v| match &v.state {
-            VersionState::Rejected(why) => Some(why.as_str()),
-            VersionState::RolledBack(why) => why.strip_prefix(BY_ITSELF),
-            _ => None,
-        });
+        let fell = |v: &&VersionRecord| matches!(&v.state, VersionState::Rejected(why) if why.starts_with(ON_TOP));
+        let bad = versions
+            .iter()
+            .filter(|v| !fell(v))
+            .map_while(|v| match &v.state {
+                VersionState::Rejected(why) => Some(why.as_str()),
+                VersionState::RolledBack(why) => why.strip_prefix(BY_ITSELF),
+                _ => None,
+            });
         let bad: Vec<&str> = bad.take(most).collect();
         if most > 0 && bad.len() == most {
             let why = format!(
@@ -285,7 +317,7 @@ impl Trainer {
         match made {
             Made::Version(commit) => {
                 let record = Box::new(commit.version.clone());
-                block_on(self.store.commit_step(*commit))?;
+                self.commit(*commit)?;
                 self.holds(profile, version.number);
                 Ok(Step::Version(record))
             }
@@ -322,10 +354,32 @@ impl Trainer {
             now: (self.clock)(),
         };
         let dir = self.config.data_dir.join(checkpoint_name(&version));
+        // A step that failed after it was saved; no version has this number yet.
+        remove_folder(&dir)?;
         let (config, engine) = (self.config.clone(), self.engine.clone());
-        let learner = self.learner(profile, parent)?;
-        let made = make(&plan, learner, &*engine, (&config, Some(&dir)))?;
-        Ok((version, made))
+        let spec = plan.recipe.config(&config)?.adapter;
+        if parent.record.is_none() {
+            // A fresh adapter is made as this step says, not as the one before it did.
+            self.open.remove(profile);
+        }
+        let learner = self.learner(profile, parent, &spec)?;
+        let made = make(&plan, learner, &*engine, (&config, Some(&dir)));
+        if made.is_err() {
+            remove_folder(&dir)?;
+        }
+        Ok((version, made?))
+    }
+
+    /// Commits a step; when that is refused, nothing of it stays on disk.
+    fn commit(&self, commit: StepCommit) -> Result<(), TrainError> {
+        let version = commit.version.version.clone();
+        if let Err(error) = block_on(self.store.commit_step(commit)) {
+            if self.store.last_version(&version.profile)? < version.number {
+                remove_folder(&self.config.data_dir.join(checkpoint_name(&version)))?;
+            }
+            return Err(error.into());
+        }
+        Ok(())
     }
 
     fn holds(&mut self, profile: &Profile, number: u64) {
@@ -376,7 +430,7 @@ impl Trainer {
         // What is left out now was consumed before: it stays named, and taught nothing.
         commit.version.samples = old.samples.clone();
         commit.dropped.clear();
-        block_on(self.store.commit_step(*commit))?;
+        self.commit(*commit)?;
         self.holds(profile, version.number);
         tracing::info!(%version, of, "a step was made again");
         Ok(Progress::Replayed(version))
@@ -387,7 +441,13 @@ impl Trainer {
         let version = record.version.clone();
         let profile = version.profile.clone();
         let parent = Parent::of(Some(record.clone()));
-        self.learner(&profile, &parent)?;
+        let spec = self.config.adapter.clone();
+        match self.learner(&profile, &parent, &spec).map(|_| ()) {
+            Err(TrainError::Engine(EngineError::Weights(why) | EngineError::Io(why))) => {
+                return self.unreadable(version, why);
+            }
+            other => other?,
+        }
         let Some(mut open) = self.open.remove(&profile) else {
             return Ok(Progress::Idle);
         };
@@ -432,8 +492,14 @@ impl Trainer {
                     "version {} on top of it: {why}",
                     version.number
                 ));
-                let rejected =
-                    between.map(|v| self.publisher().state(&v.version, state.clone(), None));
+                let rejected = between.flat_map(|v| {
+                    let unlearnt = Event::Unlearnt {
+                        version: v.version.clone(),
+                        why: "gate failed".to_owned(),
+                    };
+                    let state = self.publisher().state(&v.version, state.clone(), None);
+                    [state, unlearnt]
+                });
                 self.append(rejected.collect())?;
                 // The learner must not go on from weights that were rejected: it is opened anew from what is served.
                 drop(open);
@@ -443,11 +509,27 @@ impl Trainer {
         }
     }
 
+    /// A candidate whose files cannot be read will not get better.
+    fn unreadable(&self, version: PolicyVersion, why: String) -> Result<Progress, TrainError> {
+        let why = format!("its files cannot be read: {why}");
+        tracing::error!(%version, "rejected: {why}");
+        let state = self
+            .publisher()
+            .state(&version, VersionState::Rejected(why.clone()), None);
+        let unlearnt = Event::Unlearnt {
+            version: version.clone(),
+            why,
+        };
+        self.append(vec![state, unlearnt])?;
+        Ok(Progress::Rejected(version))
+    }
+
     /// The learner holding exactly `parent`'s weights: the open one, or one opened from the checkpoint.
     fn learner(
         &mut self,
         profile: &Profile,
         parent: &Parent,
+        spec: &AdapterSpec,
     ) -> Result<&mut dyn Learner, TrainError> {
         if self
             .open
@@ -461,9 +543,7 @@ impl Trainer {
                 self.open.clear();
             }
             let from = parent.checkpoint(&self.config.data_dir);
-            let learner = self
-                .learners
-                .open(profile, &self.config.adapter, from.as_ref())?;
+            let learner = self.learners.open(profile, spec, from.as_ref())?;
             self.open.insert(
                 profile.clone(),
                 Open {
@@ -494,4 +574,15 @@ enum Step {
     Version(Box<VersionRecord>),
     /// No version.
     Nothing(Progress),
+}
+
+fn remove_folder(dir: &std::path::Path) -> Result<(), TrainError> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TrainError::Io {
+            what: "cannot delete",
+            path: dir.display().to_string(),
+            error,
+        }),
+        _ => Ok(()),
+    }
 }

@@ -21,9 +21,9 @@ impl Rollout {
     ) -> Result<Forgetting, Refusal> {
         let target = self.target(caller, what)?;
         let profile = target.profile().clone();
-        let _one_at_a_time = self.steering.lock().await;
-        let mut tries = 0;
-        loop {
+        for _ in 0..TRIES {
+            // Held for one try only: an operator's rollback must not wait for a step that is being made.
+            let one_at_a_time = self.steering.lock().await;
             let (mut forgetting, versions) = self.would_go(&target)?;
             if dry {
                 return Ok(forgetting);
@@ -36,28 +36,25 @@ impl Rollout {
                 replay: forgetting.undo.replay.clone(),
                 at: self.now(),
             };
-            // Users get what they will be left with before the record says so: nobody is answered by weights that are to go.
-            if let Some(number) = forget.back_to {
-                self.engine.serve(&version(&profile, number))?;
-            }
             match self.store.forget(forget).await {
                 Ok(proof) => {
+                    // Whatever was published meanwhile: users get what the registry says.
+                    self.serve_recorded(&profile)?;
                     forgetting.proof = Some(proof);
                     self.let_go(&profile, &forgetting, &versions);
                     return Ok(forgetting);
                 }
-                Err(error) => {
-                    self.serve_recorded(&profile)?;
-                    // A step with samples of it is being made, or was finished since the plan.
-                    let busy = matches!(error, StoreError::Conflict(_));
-                    tries += 1;
-                    if !busy || tries == TRIES {
-                        return Err(error.into());
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
+                // A step with samples of it is being made, or was finished since the plan.
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
             }
+            drop(one_at_a_time);
+            tokio::time::sleep(PAUSE).await;
         }
+        Err(Refusal::Conflict(
+            "steps with samples of it are being made; nothing was forgotten, try again in a moment"
+                .to_owned(),
+        ))
     }
 
     /// What the caller may forget.

@@ -37,7 +37,13 @@ impl Rollout {
             profile: profile.clone(),
             number: self.store.last_version(profile)? + 1,
         };
-        let name = format!("adapters/{profile}/{:08}", version.number);
+        if !self.config.learning || self.config.frozen.contains(profile) {
+            return Err(Refusal::Conflict(format!(
+                "nothing looks at candidates of profile {profile}: learning is off for it, and only the gate lets an import serve"
+            )));
+        }
+        // A name that no step of the trainer has, whatever it makes meanwhile.
+        let name = format!("adapters/{profile}/{:08}-import", version.number);
         let dir = self.config.data_dir.join(&name);
         copy(folder, &dir)?;
         let taken = self
@@ -94,7 +100,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Refusal> {
     };
     if to.exists() {
         return Err(Refusal::Conflict(
-            "a step is being made; try again in a moment".to_owned(),
+            "an import is being made; try again in a moment".to_owned(),
         ));
     }
     let half = PathBuf::from(format!("{}.tmp", to.display()));

@@ -128,8 +128,16 @@ impl Rollout {
         &self,
         version: &PolicyVersion,
         record: Option<&VersionRecord>,
-        states: Vec<Event>,
+        mut states: Vec<Event>,
     ) -> Result<(), Refusal> {
+        // Steps that were to be made again stood on what is left now.
+        let replays = self.store.replays(&version.profile)?.into_iter();
+        states.extend(replays.map(|number| Event::ReplaySkipped {
+            version: PolicyVersion {
+                profile: version.profile.clone(),
+                number,
+            },
+        }));
         let before = self.engine.served(&version.profile);
         match self.engine.serve(version) {
             Ok(()) => {}
@@ -212,6 +220,9 @@ fn usable<'a>(
         VersionState::Forgotten(why) => {
             Err(Refusal::Gone(format!("version {number} is deleted: {why}")))
         }
+        VersionState::Candidate => Err(Refusal::Conflict(format!(
+            "version {number} is a candidate: it serves when the gate has passed it"
+        ))),
         _ => Ok(record),
     }
 }

@@ -257,7 +257,7 @@ async fn an_adapter_from_elsewhere_becomes_a_candidate() {
     assert_eq!(view.served, 2, "the gate comes first");
     let again = import(&from).await.unwrap_err();
     assert!(matches!(again, Refusal::Conflict(_)), "{again}");
-    // An operator may serve it by hand.
-    let view = f.rollout.steer(me, PolicyAction::Promote(3)).await.unwrap();
-    assert_eq!(view.served, 3);
+    // Nor does an operator get past it.
+    let refused = f.rollout.steer(me, PolicyAction::Promote(3)).await;
+    assert!(matches!(refused, Err(Refusal::Conflict(_))), "{refused:?}");
 }

@@ -331,3 +331,49 @@ fn a_crash_between_step_and_publish_is_finished_after_the_restart() {
     );
     assert_eq!((engine.served(&p).number, rig.learners.steps()), (1, 1));
 }
+
+#[test]
+fn a_step_that_cannot_be_committed_leaves_nothing_and_is_tried_again() {
+    let mut rig = rig();
+    let p = profile("default");
+    rig.pair(&p);
+    rig.store.set_dead(Some("a full disk"));
+    assert!(rig.trainer.advance(&p).is_err());
+    rig.store.set_dead(None);
+    assert_eq!(folders(rig.dir.path(), "default"), 0);
+    // A folder that an older failure left is no obstacle.
+    std::fs::create_dir_all(rig.dir.path().join("adapters/default/00000001")).unwrap();
+    rig.store.restart();
+    assert_eq!(
+        rig.trainer.advance(&p).unwrap(),
+        Progress::Served(version(&p, 1))
+    );
+}
+
+#[test]
+fn a_candidate_whose_files_are_broken_is_rejected() {
+    let mut rig = rig();
+    let p = profile("default");
+    rig.pair(&p);
+    rig.engine
+        .fail_with(Some(EngineError::Stopped("a test".to_owned())));
+    let kl_off = TrainConfig {
+        kl_tokens: 0,
+        ..rig.config.clone()
+    };
+    rig.trainer = trainer(&rig.store, &rig.engine, &rig.learners, &kl_off);
+    assert!(rig.trainer.advance(&p).is_err());
+    rig.engine.fail_with(None);
+    let file = rig
+        .dir
+        .path()
+        .join("adapters/default/00000001/adapter_model.safetensors");
+    std::fs::write(file, "cut").unwrap();
+    drop(rig.trainer);
+    let mut trainer = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+    assert_eq!(
+        trainer.advance(&p).unwrap(),
+        Progress::Rejected(version(&p, 1))
+    );
+    assert_eq!(trainer.advance(&p).unwrap(), Progress::Idle);
+}
