@@ -2,8 +2,8 @@
 
 use crate::rollout::Rollout;
 use chela_core::{
-    EngineError, Event, PolicyAction, PolicyVersion, PolicyView, Profile, Refusal, VersionRecord,
-    VersionState, Weights,
+    EngineError, Event, PolicyAction, PolicyRef, PolicyVersion, PolicyView, Profile, Prompt,
+    Refusal, VersionRecord, VersionState, Want, Weights,
 };
 use std::path::PathBuf;
 
@@ -139,6 +139,9 @@ impl Rollout {
             },
         }));
         let before = self.engine.served(&version.profile);
+        if record.is_some() {
+            self.answers(version).await?;
+        }
         match self.engine.serve(version) {
             Ok(()) => {}
             Err(EngineError::NotLoaded(_)) => {
@@ -156,6 +159,23 @@ impl Rollout {
         }
         tracing::info!(%before, now = %version, "another version is served");
         Ok(())
+    }
+
+    /// Has the engine read a version that it only knows of: files that are gone or changed are said before anybody is pointed at them.
+    async fn answers(&self, version: &PolicyVersion) -> Result<(), Refusal> {
+        let text = self.chat.encode("Is it there?");
+        let prompt = Prompt {
+            tokens: text.map_err(|e| Refusal::Internal(e.to_string()))?,
+        };
+        let policy = PolicyRef::Version(version.clone());
+        match self.engine.score(policy, prompt, 1, Want::default()).await {
+            // One that the engine does not know is loaded and compared with its receipt below.
+            Ok(_) | Err(EngineError::NotLoaded(_)) => Ok(()),
+            Err(EngineError::Weights(why) | EngineError::Io(why)) => Err(Refusal::Conflict(
+                format!("version {version} cannot be served: {why}"),
+            )),
+            Err(other) => Err(other.into()),
+        }
     }
 
     /// The folder of a version's adapter.

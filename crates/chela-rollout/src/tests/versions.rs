@@ -261,3 +261,26 @@ async fn an_adapter_from_elsewhere_becomes_a_candidate() {
     let refused = f.rollout.steer(me, PolicyAction::Promote(3)).await;
     assert!(matches!(refused, Err(Refusal::Conflict(_))), "{refused:?}");
 }
+
+#[tokio::test]
+async fn nobody_is_pointed_at_files_that_are_gone() {
+    let Trained { f, dir, .. } = trained().await;
+    let me = Profile::default();
+    // As after a start: the engine knows where it lies and has not read it.
+    let home = dir.path().join("adapters/default/00000001");
+    f.engine.unload(&version(1));
+    f.engine
+        .register(version(1), Weights::Adapter(home.clone()), None);
+    std::fs::remove_dir_all(&home).unwrap();
+    let refused = f
+        .rollout
+        .steer(me.clone(), PolicyAction::Rollback(Some(1)))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&refused, Refusal::Conflict(why) if why.contains("00000001")),
+        "{refused}"
+    );
+    assert_eq!(f.engine.served(&me).number, 2);
+    assert_eq!(f.rollout.policy(&me).unwrap().served, 2);
+}
