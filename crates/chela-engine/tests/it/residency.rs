@@ -9,6 +9,10 @@ use chela_core::{
     Want, Weights,
 };
 use chela_engine::{EngineOptions, LocalEngine};
+use chela_model::{
+    Model,
+    testing::{TinySpec, write_tiny_llama},
+};
 use futures_executor::{block_on, block_on_stream};
 use std::{
     path::{Path, PathBuf},
@@ -57,9 +61,35 @@ impl Held {
         (Self { pipe, config }, Weights::Adapter(to.to_path_buf()))
     }
 
-    /// Blocks until the loader reads.
-    pub fn go_on(&self) {
-        std::fs::write(&self.pipe, &self.config).unwrap();
+    /// Waits until the loader reads. A read that never begins is a failure, not a test that never ends.
+    pub fn begun(self) -> Begun {
+        let (opened, pipe) = std::sync::mpsc::channel();
+        let path = self.pipe;
+        std::thread::spawn(move || opened.send(std::fs::OpenOptions::new().write(true).open(path)));
+        let pipe = pipe.recv_timeout(Duration::from_secs(60));
+        Begun {
+            pipe: pipe.expect("the loader does not read").unwrap(),
+            config: self.config,
+        }
+    }
+
+    /// Waits until the loader reads and lets it.
+    pub fn go_on(self) {
+        self.begun().go_on();
+    }
+}
+
+/// A read that has begun and lasts until [`Begun::go_on`].
+#[cfg(unix)]
+pub struct Begun {
+    pipe: std::fs::File,
+    config: Vec<u8>,
+}
+
+#[cfg(unix)]
+impl Begun {
+    pub fn go_on(mut self) {
+        std::io::Write::write_all(&mut self.pipe, &self.config).unwrap();
     }
 }
 
@@ -247,23 +277,39 @@ fn who_goes_away_while_an_adapter_is_read_leaves_nothing_behind() {
 #[test]
 fn an_engine_that_ends_while_an_adapter_is_read_tells_who_waits() {
     let dir = tempfile::tempdir().unwrap();
-    let engine = tiny(5);
+    let files = tempfile::tempdir().unwrap();
+    let endless = TinySpec {
+        context_length: 1 << 16,
+        ..TinySpec::default()
+    };
+    let files = write_tiny_llama(files.path(), 5, &endless).unwrap();
+    let engine = LocalEngine::open(&Model::open(&files).unwrap(), options()).unwrap();
     let weights = trained(&engine, dir.path(), 1);
     let (held, slow) = Held::new(&weights, &dir.path().join("held"));
     engine.register(version(1), slow, None);
-    let policy = || PolicyRef::Version(version(1));
-    let reply = begin(&engine, policy(), &prompt(1, 30), greedy(4)).unwrap();
+    engine.register(version(2), weights, None);
+    let of = |n| PolicyRef::Version(version(n));
+    let ask = |n| begin(&engine, of(n), &prompt(1, 30), greedy(4)).unwrap();
+    let read = ask(1);
     let tokens = prompt(1, 30);
-    let scores = engine.score(policy(), Prompt { tokens }, 1, Want::default());
+    let scores = engine.score(of(1), Prompt { tokens }, 1, Want::default());
+    let held = held.begun();
+    let behind = ask(2); // its read has not begun
+    let most = engine.info().context_length;
+    let runs = begin(&engine, PolicyRef::Base, &prompt(1, 30), greedy(most)).unwrap();
     let going = std::thread::spawn(move || drop(engine));
-    std::thread::sleep(Duration::from_millis(50));
+    let stopped = |stream: Sampling| {
+        let last = block_on_stream(stream).last();
+        assert!(
+            matches!(last, Some(Err(EngineError::Stopped(_)))),
+            "{last:?}"
+        );
+    };
+    stopped(runs); // the engine's thread has ended, and the loader's waits for the read
     held.go_on();
     going.join().unwrap();
-    let last = block_on_stream(reply).last();
-    assert!(
-        matches!(last, Some(Err(EngineError::Stopped(_)))),
-        "{last:?}"
-    );
+    stopped(read);
+    stopped(behind);
     assert!(matches!(block_on(scores), Err(EngineError::Stopped(_))));
 }
 
