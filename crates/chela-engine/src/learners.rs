@@ -100,7 +100,8 @@ impl Learners for LocalEngine {
     /// Neither the number of threads nor what runs beside a step changes its bits (`tests/it/replay.rs`); the rows that a learner
     /// runs together do, since sums over rows are cut there.
     fn kernel_path(&self) -> String {
-        format!("{}; {} rows", self.k.path(), self.options.train_rows)
+        let (rows, bytes) = (self.options.train_rows, self.options.activation_bytes);
+        format!("{}; trie of {rows} rows or {bytes} bytes", self.k.path())
     }
 }
 

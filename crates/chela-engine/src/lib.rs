@@ -13,6 +13,7 @@ mod learner;
 mod learners;
 mod loader;
 pub mod merge;
+mod packing;
 mod prefix;
 mod request;
 mod resident;

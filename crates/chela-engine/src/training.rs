@@ -1,52 +1,19 @@
 //! The training pass: forward with activations kept, candidate log-probs, and the explicit backward into the adapter.
 //!
-//! Rows of several samples stand one after another; each attends to its own past only. T rows, H hidden, I gated width.
+//! Rows of several samples stand in one block; each attends to its own past only. T rows, H hidden, I gated width.
 
 use crate::{
     adapter::{Adapter, Target},
     error::kernel,
     forward::{Span, add_low_rank, head_norm, heads, hidden_norm, rope},
+    packing::Block,
     weights::{BaseWeights, LayerWeights},
 };
-use chela_core::{EngineError, Sample};
+use chela_core::EngineError;
 use chela_kernels::{
     Acc, Activation, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv,
-    QkvGrad, RopeDirection, RowsMode, Segment,
+    QkvGrad, RopeDirection, RowsMode,
 };
-
-/// Samples laid out as rows.
-pub struct Block {
-    /// Token of each row `[T]`.
-    pub ids: Vec<u32>,
-    /// Position of each row in its sample `[T]`.
-    pub positions: Vec<u32>,
-    /// One causal segment a sample.
-    pub segments: Vec<Segment>,
-}
-
-impl Block {
-    /// Rows of the samples in order; the last token of a sample predicts nothing and has no row.
-    pub fn new<'a>(samples: impl IntoIterator<Item = &'a Sample>, window: Option<usize>) -> Self {
-        let (mut ids, mut positions, mut segments) = (Vec::new(), Vec::new(), Vec::new());
-        for sample in samples {
-            let tokens = &sample.tokens()[..sample.tokens().len() - 1];
-            let rows = ids.len()..ids.len() + tokens.len();
-            ids.extend_from_slice(tokens);
-            positions.extend(0..tokens.len() as u32);
-            segments.push(Segment::causal(rows).with_window(window));
-        }
-        Self {
-            ids,
-            positions,
-            segments,
-        }
-    }
-
-    /// T
-    pub fn rows(&self) -> usize {
-        self.ids.len()
-    }
-}
 
 /// What a layer's backward reads.
 struct Saved<K: Kernels> {
@@ -93,13 +60,13 @@ pub struct Pass<'a, K: Kernels> {
 }
 
 impl<K: Kernels> Pass<'_, K> {
-    /// What keeping every layer's activations takes.
-    pub fn activation_bytes(base: &BaseWeights<K>, block: &Block) -> usize {
+    /// What keeping every layer's activations takes, per row.
+    pub fn activation_bytes(base: &BaseWeights<K>) -> usize {
         let c = &base.config;
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let plain = if c.qk_norm { q + kv } else { 0 };
         let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + 2 * c.intermediate + plain;
-        4 * row * c.layers * block.rows()
+        4 * row * c.layers
     }
 
     fn zeros(&self, width: usize) -> Result<K::Buf, EngineError> {

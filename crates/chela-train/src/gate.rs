@@ -69,8 +69,9 @@ pub struct Gate<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// Texts asked for at a time; in between a stop is noticed.
+/// Texts asked for at a time; in between a stop is noticed. The learner reads what they share once, the more the more there are.
 const AT_ONCE: usize = 16;
+const LEARNER_AT_ONCE: usize = 64;
 
 impl Gate<'_> {
     /// All checks of the candidate against `served`. `held_out` is newest first.
@@ -175,13 +176,18 @@ impl Gate<'_> {
         texts: &[(Vec<TokenId>, usize)],
     ) -> Result<Vec<f64>, TrainError> {
         let mut means = Vec::with_capacity(texts.len());
-        for some in texts.chunks(AT_ONCE) {
+        let of_candidate = *policy == PolicyRef::Version(self.candidate.clone());
+        let at_once = if of_candidate {
+            LEARNER_AT_ONCE
+        } else {
+            AT_ONCE
+        };
+        for some in texts.chunks(at_once) {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(TrainError::Stopping);
             }
-            if let PolicyRef::Version(version) = policy
-                && *version == self.candidate
-            {
+            if of_candidate {
+                let version = &self.candidate;
                 let samples = some
                     .iter()
                     .map(|(tokens, start)| unscored(tokens, *start, version));

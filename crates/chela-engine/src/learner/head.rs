@@ -1,13 +1,10 @@
 //! The head of a training pass: only the rows that predict scored tokens go through it.
 
 use super::LocalLearner;
-use crate::{
-    error::kernel,
-    forward::hidden_norm,
-    training::{Block, Tape},
-};
+use crate::{error::kernel, forward::hidden_norm, packing::Block, training::Tape};
 use chela_core::{EngineError, Sample, Scored};
 use chela_kernels::{Acc, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
+use std::collections::HashMap;
 
 /// What the head said about a block, and what its backward needs.
 pub struct HeadRows<K: Kernels> {
@@ -20,42 +17,45 @@ pub struct HeadRows<K: Kernels> {
     pub(super) scores: PairScores,
 }
 
-/// Which rows of a block are asked about, and what.
+/// Which rows of a block are asked about, and what. A row that several samples share goes through the head once.
+#[derive(Default)]
 struct Asked {
     rows: Vec<u32>,
+    pair_rows: Vec<u32>,
     inv_temperature: Vec<f32>,
     candidates: Vec<u32>,
     k: usize,
 }
 
 impl Asked {
-    fn new(samples: &[Sample], block: &Block) -> Result<Self, EngineError> {
-        let (mut rows, mut candidates) = (Vec::new(), Vec::new());
-        let mut inv_temperature = Vec::new();
-        let (mut at, mut k) = (0, 1);
-        for sample in samples {
-            for j in 0..sample.len() {
-                rows.push((at + sample.start() + j - 1) as u32);
-                inv_temperature.push(1.0 / sample.temperature());
+    fn new(samples: &[&Sample], block: &Block) -> Self {
+        let mut asked = Self {
+            k: 1,
+            ..Self::default()
+        };
+        let mut places: HashMap<usize, u32> = HashMap::new();
+        for (i, sample) in samples.iter().enumerate() {
+            // A token is predicted by the row before it.
+            for row in block.path(i).skip(sample.start() - 1) {
+                let place = *places.entry(row).or_insert_with(|| {
+                    asked.rows.push(row as u32);
+                    asked.rows.len() as u32 - 1
+                });
+                asked.pair_rows.push(place);
+                asked.inv_temperature.push(1.0 / sample.temperature());
             }
             match sample.candidates() {
                 Some(named) => {
-                    k = named.k();
-                    candidates.extend_from_slice(named.ids());
+                    asked.k = named.k();
+                    asked.candidates.extend_from_slice(named.ids());
                 }
-                None => candidates.extend_from_slice(&sample.tokens()[sample.start()..]),
+                None => {
+                    let said = &sample.tokens()[sample.start()..];
+                    asked.candidates.extend_from_slice(said);
+                }
             }
-            at += sample.tokens().len() - 1;
         }
-        if at != block.rows() {
-            return Err(EngineError::Shape("a block of other samples".to_owned()));
-        }
-        Ok(Self {
-            rows,
-            inv_temperature,
-            candidates,
-            k,
-        })
+        asked
     }
 }
 
@@ -64,7 +64,7 @@ impl<K: Kernels> LocalLearner<K> {
     pub(super) fn head(
         &self,
         tape: &Tape<K>,
-        samples: &[Sample],
+        samples: &[&Sample],
         block: &Block,
         want: (bool, usize),
     ) -> Result<HeadRows<K>, EngineError> {
@@ -74,10 +74,11 @@ impl<K: Kernels> LocalLearner<K> {
             .ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
         let Asked {
             rows,
+            pair_rows,
             inv_temperature,
             candidates,
             k: width,
-        } = Asked::new(samples, block)?;
+        } = Asked::new(samples, block);
         let n = rows.len();
         let mut picked = k.zeros(n * c.hidden).map_err(kernel)?;
         k.gather_rows(output, c.hidden, &rows, &mut picked)
@@ -90,7 +91,6 @@ impl<K: Kernels> LocalLearner<K> {
             &mut hidden,
         )
         .map_err(kernel)?;
-        let pair_rows: Vec<u32> = (0..n as u32).collect();
         let pairs = Pairs {
             rows: &pair_rows,
             inv_temperature: &inv_temperature,
@@ -171,7 +171,7 @@ impl<K: Kernels> LocalLearner<K> {
 }
 
 /// Cuts a block's scores into the samples'.
-pub fn split(scores: &PairScores, samples: &[Sample], k: usize) -> Vec<Scored> {
+pub fn split(scores: &PairScores, samples: &[&Sample], k: usize) -> Vec<Scored> {
     let mut at = 0;
     samples
         .iter()

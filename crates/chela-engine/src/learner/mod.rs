@@ -6,7 +6,8 @@ use self::head::split;
 use crate::{
     adapter::{Adapter, Lora, bytes_of, floats, write_synced, write_tensors},
     error::{io, kernel, weights},
-    training::{Block, Pass},
+    packing::{self, Block},
+    training::Pass,
     weights::BaseWeights,
 };
 use chela_core::{
@@ -28,9 +29,10 @@ use std::{
 pub struct LearnerOptions {
     /// Name written into PEFT's configuration.
     pub base_model: String,
-    /// Rows run together; bounds memory.
+    /// Rows run together.
     pub rows: usize,
-    /// Bytes of activations kept for the way back; a block that needs more runs its layers again instead.
+    /// Bytes of activations kept for the way back; a block that needs more runs its layers again instead. Samples that share much are
+    /// run together within them, however many rows they have.
     pub activation_bytes: usize,
 }
 
@@ -190,32 +192,18 @@ impl<K: Kernels> LocalLearner<K> {
             base: &self.base,
             adapter: &self.adapter,
             block,
-            recompute: Pass::activation_bytes(&self.base, block) > self.options.activation_bytes,
+            recompute: block.rows() > self.kept_rows(),
         }
     }
 
-    /// Runs of samples that share a K and together stay within the row budget.
-    fn blocks(&self, batch: &[Sample]) -> Vec<std::ops::Range<usize>> {
-        let width = |s: &Sample| s.candidates().map_or(1, |c| c.k());
-        let mut blocks: Vec<std::ops::Range<usize>> = Vec::new();
-        let mut rows = 0;
-        for (i, sample) in batch.iter().enumerate() {
-            let more = sample.tokens().len() - 1;
-            match blocks.last_mut() {
-                Some(last)
-                    if rows + more <= self.options.rows
-                        && width(&batch[last.start]) == width(sample) =>
-                {
-                    last.end = i + 1;
-                    rows += more;
-                }
-                _ => {
-                    blocks.push(i..i + 1);
-                    rows = more;
-                }
-            }
-        }
-        blocks
+    /// Rows whose activations may be kept.
+    fn kept_rows(&self) -> usize {
+        self.options.activation_bytes / Pass::activation_bytes(&self.base)
+    }
+
+    /// The batch in blocks, each as indices of it.
+    fn blocks(&self, batch: &[Sample]) -> Vec<Vec<usize>> {
+        packing::blocks(batch, self.options.rows, self.kept_rows())
     }
 
     fn check(&self, batch: &[Sample]) -> Result<(), EngineError> {
@@ -263,19 +251,19 @@ impl<K: Kernels> LocalLearner<K> {
     fn block_backward(
         &mut self,
         batch: &[Sample],
-        range: std::ops::Range<usize>,
+        of: &[usize],
         loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
     ) -> Result<(), EngineError> {
-        let samples = &batch[range.clone()];
-        let block = Block::new(samples, self.base.config.sliding_window);
+        let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
+        let block = Block::new(&samples, self.base.config.sliding_window);
         let tape = self.pass(&block).forward(true)?;
-        let head = self.head(&tape, samples, &block, (true, 0))?;
+        let head = self.head(&tape, &samples, &block, (true, 0))?;
         let mut d_logprobs = Vec::new();
         let mut d_entropy = Vec::new();
         let mut any_entropy = false;
-        for (i, scored) in split(&head.scores, samples, head.k).into_iter().enumerate() {
-            let sample = &samples[i];
-            let one = loss(range.start + i, sample, &scored);
+        let scores = split(&head.scores, &samples, head.k);
+        for ((index, sample), scored) in of.iter().zip(&samples).zip(scores) {
+            let one = loss(*index, sample, &scored);
             if one.d_values.is_some() {
                 return Err(EngineError::Unsupported("value heads"));
             }
@@ -309,14 +297,15 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
         let mut all = Vec::with_capacity(batch.len());
-        for range in self.blocks(batch) {
-            let samples = &batch[range];
-            let block = Block::new(samples, self.base.config.sliding_window);
+        for of in self.blocks(batch) {
+            let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
+            let block = Block::new(&samples, self.base.config.sliding_window);
             let tape = self.pass(&block).forward(false)?;
-            let head = self.head(&tape, samples, &block, (want.entropy, want.top_k))?;
-            all.extend(split(&head.scores, samples, head.k));
+            let head = self.head(&tape, &samples, &block, (want.entropy, want.top_k))?;
+            all.extend(of.into_iter().zip(split(&head.scores, &samples, head.k)));
         }
-        Ok(all)
+        all.sort_by_key(|(index, _)| *index);
+        Ok(all.into_iter().map(|(_, scored)| scored).collect())
     }
 
     fn forward_backward(
@@ -326,8 +315,8 @@ impl<K: Kernels> Learner for LocalLearner<K> {
     ) -> Result<(), EngineError> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
-        for range in self.blocks(batch) {
-            if let Err(error) = self.block_backward(batch, range, loss) {
+        for of in self.blocks(batch) {
+            if let Err(error) = self.block_backward(batch, &of, loss) {
                 self.clear()?; // half a batch must not reach a later step
                 return Err(error);
             }

@@ -1,12 +1,16 @@
 //! Learning: it must learn, by finite differences, in any split, and go on after a restart as if nothing had happened.
 
-use crate::common::{rewarded, score, tiny, version};
+use crate::common::{options, prompt, rewarded, score, tiny, version};
 use chela_core::{
     AdapterSpec, Candidates, Checkpoint, Learner, OptimParams, PolicyEngine, PolicyRef, Sample,
     Scored, TokenLoss, Want, Weights,
 };
 use chela_engine::{LocalEngine, LocalLearner};
 use chela_kernels::Cpu;
+use chela_model::{
+    Family, Model,
+    testing::{TinySpec, write_tiny_llama},
+};
 use futures_executor::block_on;
 
 fn spec() -> AdapterSpec {
@@ -219,6 +223,78 @@ fn the_update_does_not_depend_on_split_or_order() {
             .sum::<f32>()
             .sqrt();
         assert!(gap < 1e-4 * norm, "{gap} of {norm}");
+    }
+}
+
+/// Texts that begin alike in every way: equal, one the beginning of another, apart from the first token on, apart at a branch of a
+/// branch; with other starts, so that a shared row is scored for one and not for the other.
+fn alike() -> Vec<Sample> {
+    let head = prompt(3, 40);
+    let text = |parts: &[&[u32]]| parts.concat();
+    let branch = text(&[&head, &prompt(90, 12)]);
+    [
+        text(&[&head, &prompt(60, 9)]),
+        text(&[&head, &prompt(60, 9)]),
+        text(&[&head, &prompt(60, 9), &prompt(5, 7)]),
+        text(&[&branch, &prompt(1, 6)]),
+        text(&[&branch, &prompt(2, 8)]),
+        head[..20].to_vec(),
+        prompt(4, 25),
+        prompt(150, 3),
+    ]
+    .iter()
+    .enumerate()
+    .map(|(i, t)| rewarded(t, &vec![0.4 * (i as f32 - 3.2); 1 + i.min(t.len() - 2)]))
+    .collect()
+}
+
+#[test]
+fn what_samples_share_is_read_once_and_changes_nothing() {
+    for window in [None, Some(11)] {
+        let spec_of = TinySpec {
+            family: Family::Qwen3,
+            sliding_window: window,
+            ..TinySpec::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let files = write_tiny_llama(dir.path(), 7, &spec_of).unwrap();
+        let engine = LocalEngine::open(&Model::open(&files).unwrap(), options()).unwrap();
+        let batch = alike();
+        let gradients = |parts: &[&[Sample]]| {
+            let mut learner = learner(&engine);
+            steps(&mut learner, &batch[..1], 2, 1e-2);
+            let mut scored = Vec::new();
+            for part in parts {
+                scored.extend(learner.forward(part, Want::default()).unwrap());
+                learner
+                    .forward_backward(part, &mut policy_gradient)
+                    .unwrap();
+            }
+            let all = learner.gradients().unwrap();
+            let all: Vec<f32> = all
+                .into_iter()
+                .flat_map(|(_, _, a, b)| [a, b])
+                .flatten()
+                .collect();
+            (scored, all)
+        };
+        let apart: Vec<&[Sample]> = batch.chunks(1).collect();
+        let (one_by_one, wanted) = gradients(&apart);
+        let (together, got) = gradients(&[&batch]);
+        for (a, b) in one_by_one.iter().zip(&together) {
+            assert_eq!(a.logprobs.len(), b.logprobs.len());
+            let gap = a.logprobs.iter().zip(&b.logprobs).map(|(a, b)| a - b);
+            assert!(gap.into_iter().all(|g| g.abs() < 1e-4), "{a:?} {b:?}");
+        }
+        let norm = |v: &[f32]| v.iter().map(|g| g * g).sum::<f32>().sqrt();
+        let gap: Vec<f32> = wanted.iter().zip(&got).map(|(a, b)| a - b).collect();
+        assert!(norm(&gap) < 1e-5 * norm(&wanted), "{window:?}");
+        let mut shuffled = batch.clone();
+        shuffled.reverse();
+        assert!(
+            gradients(&[&shuffled]).1 == got,
+            "the order of a batch does not matter, not in the last bit"
+        );
     }
 }
 
