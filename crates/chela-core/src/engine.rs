@@ -87,6 +87,8 @@ pub struct SamplingParams {
     pub priority: Priority,
     /// Stop strings and grammars.
     pub guide: Option<Box<dyn Guide>>,
+    /// Keys and values of the text may be kept for later requests. Off for a text that its owner may have forgotten meanwhile.
+    pub keep: bool,
 }
 
 impl Default for SamplingParams {
@@ -105,6 +107,7 @@ impl Default for SamplingParams {
             top_logprobs: 0,
             priority: Priority::User,
             guide: None,
+            keep: true,
         }
     }
 }

@@ -265,8 +265,8 @@ pub struct PolicyDiff {
 pub enum ForgetRequest {
     /// A turn, and what stands on it.
     Turn(TurnId),
-    /// A session.
-    Session(SessionId),
+    /// A session: the caller's own, or with the admin key that of the profile named (else of the one that was active last).
+    Session(SessionId, Option<Profile>),
     /// Everything of a profile.
     Profile(Profile),
 }
@@ -284,6 +284,8 @@ pub struct Forgetting {
     pub samples_again: u64,
     /// How long making them again takes, from how long they took; in the background.
     pub seconds: f64,
+    /// Learning is on; else steps are made again once it is.
+    pub learning: bool,
     /// The proof; `None` = it was only asked what would happen.
     pub proof: Option<ForgetProof>,
 }

@@ -1,10 +1,19 @@
 //! What a profile's versions say when they are read together. Plain functions over the registry.
 
 use crate::{
+    Millis,
     ids::{PolicyVersion, SampleId},
     store::{VersionOrigin, VersionRecord, VersionState},
 };
-use std::collections::{BTreeSet, HashMap, HashSet};
+use futures_util::lock::Mutex;
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+/// Held by whoever changes what a profile is served: a person going back and a trainer publishing take turns, so that the engine's
+/// pointer and the registry say the same.
+pub type Steering = Arc<Mutex<()>>;
 
 /// The parent chain of one version: number → steps since the base.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,6 +85,19 @@ pub fn served(versions: &[VersionRecord]) -> Option<&VersionRecord> {
 /// The number of what is served; 0 = the base.
 pub fn served_number(versions: &[VersionRecord]) -> u64 {
     served(versions).map_or(0, |v| v.version.number)
+}
+
+/// When what is served was put back although newer versions were there, or was taken back before; `None` when it followed on its
+/// parent.
+pub fn put_back(versions: &[VersionRecord]) -> Option<Millis> {
+    let served = served(versions)?;
+    let at = served.served_at?;
+    let others = versions.iter().filter(|v| v.version != served.version);
+    let mut later = others.filter(|v| {
+        let newer = v.version.number > served.version.number && v.created <= at;
+        newer || v.served_at.is_some_and(|other| other > served.created)
+    });
+    later.next().map(|_| at)
 }
 
 /// The newest version when it is a candidate that stands on what is served: directly, or through candidates of a replay.

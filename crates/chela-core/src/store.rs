@@ -578,6 +578,8 @@ pub struct ForgetProof {
 pub struct LiveTurn {
     /// The turn.
     pub turn: TurnId,
+    /// When its reply was complete.
+    pub at: Millis,
     /// The version that sampled it.
     pub version: u64,
     /// The last verdict's reward, clipped to −1..1; `None` = not judged.

@@ -60,6 +60,7 @@ impl<K: Kernels> Reply<K> {
         events: UnboundedSender<Result<SamplingEvent, EngineError>>,
     ) -> Self {
         let rng = Rng::new(params.seed);
+        let forgotten = !params.keep;
         Self {
             key,
             adapter: None,
@@ -74,7 +75,7 @@ impl<K: Kernels> Reply<K> {
             counts: HashMap::new(),
             rng,
             told: false,
-            forgotten: false,
+            forgotten,
         }
     }
 

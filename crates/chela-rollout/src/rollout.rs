@@ -11,7 +11,7 @@ use crate::{
 use chela_chat::Chat;
 use chela_core::{
     Event, Judge, Millis, PolicyEngine, Profile, Refusal, SessionId, SessionRecord, StoreError,
-    TrajectoryStore, TurnId, TurnMark, TurnStory, VerdictSource,
+    TrajectoryStore, TurnId, TurnMark, TurnStory, VerdictSource, registry::Steering,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +39,7 @@ pub struct Rollout {
     /// Turns to be judged although they were judged before: a remark came by feedback.
     pub(crate) again: Mutex<BTreeSet<TurnId>>,
     /// One change of versions at a time.
-    pub(crate) steering: tokio::sync::Mutex<()>,
+    pub(crate) steering: Steering,
 }
 
 /// How a judge fails.
@@ -72,8 +72,13 @@ impl Rollout {
             judging: AtomicU64::new(0),
             failures: Mutex::default(),
             again: Mutex::default(),
-            steering: tokio::sync::Mutex::new(()),
+            steering: Steering::default(),
         })
+    }
+
+    /// What a trainer beside it shares with operators.
+    pub fn steering(&self) -> Steering {
+        self.steering.clone()
     }
 
     pub(crate) fn now(&self) -> Millis {

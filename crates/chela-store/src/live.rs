@@ -37,12 +37,13 @@ impl Change<'_> {
 
 impl Read<'_> {
     pub fn live_turns(&self, profile: &Profile, most: usize) -> Result<Vec<LiveTurn>, Fail> {
-        let sql = "SELECT l.turn, t.version, length(t.reply) / 4, l.tool
+        let sql = "SELECT l.turn, t.version, length(t.reply) / 4, l.tool, t.completed
              FROM live l JOIN turns t ON t.id = l.turn WHERE l.profile = ?1 ORDER BY l.turn DESC LIMIT ?2";
         let mut statement = self.conn.prepare_cached(sql)?;
         let rows = statement.query_map(params![profile.as_str(), limit(most)], |row| {
             let turn = LiveTurn {
                 turn: TurnId(unsigned(row, 0)?),
+                at: row.get(4)?,
                 version: unsigned(row, 1)?,
                 reward: None,
                 reply_len: row.get::<_, u32>(2)? as usize,

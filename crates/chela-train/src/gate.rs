@@ -220,7 +220,7 @@ impl Gate<'_> {
         if *policy == PolicyRef::Base {
             // All begin with the same words of the template, which the engine keeps after this.
             let first = self.config.probes.iter().take(1).map(|p| p.prompt.clone());
-            self.answers(policy, first.collect(), 1)?;
+            self.answers(policy, first.collect(), (1, true))?;
         }
         let means = self.means(policy, &texts)?;
         Ok(means
@@ -306,7 +306,8 @@ impl Gate<'_> {
         let base = match self.known.replies {
             Some(known) => known,
             None => {
-                manner(&self.answers(&PolicyRef::Base, open.clone(), self.config.reply_tokens)?)
+                let most = (self.config.reply_tokens, false);
+                manner(&self.answers(&PolicyRef::Base, open.clone(), most)?)
             }
         };
         self.known.replies = Some(base);
@@ -315,7 +316,7 @@ impl Gate<'_> {
             .filter(|p| p.len() <= OWN_PROMPT_TOKENS)
             .take(OWN_PROMPTS);
         let prompts: Vec<Vec<TokenId>> = open.iter().chain(own).cloned().collect();
-        let answers = self.answers(new, prompts, self.config.reply_tokens)?;
+        let answers = self.answers(new, prompts, (self.config.reply_tokens, false))?;
         let now = manner(&answers[..open.len().min(answers.len())]);
         let mut checks = vec![self.kl(&answers)?];
         if !open.is_empty() {
@@ -386,7 +387,7 @@ impl Gate<'_> {
         &self,
         policy: &PolicyRef,
         prompts: Vec<Vec<TokenId>>,
-        max_tokens: usize,
+        (max_tokens, keep): (usize, bool),
     ) -> Result<Vec<Answer>, TrainError> {
         let mut streams: Vec<(Vec<TokenId>, Sampling)> = Vec::new();
         for (seed, tokens) in prompts.into_iter().enumerate() {
@@ -395,6 +396,7 @@ impl Gate<'_> {
                 max_tokens,
                 end_ids: self.config.end_ids.clone(),
                 priority: Priority::Train,
+                keep, // a held-out turn may be forgotten meanwhile
                 ..SamplingParams::default()
             };
             let prompt = Prompt {

@@ -8,7 +8,8 @@ use crate::{
 };
 use chela_core::{
     Event, GateReport, Learner, Millis, PolicyEngine, PolicyRef, PolicyVersion, Priority, Prompt,
-    Receipt, SamplingParams, TrajectoryStore, VersionRecord, VersionState, Want, Weights, registry,
+    Receipt, SamplingParams, TrajectoryStore, VersionRecord, VersionState, Want, Weights,
+    registry::{self, Steering},
 };
 use futures_executor::block_on;
 use futures_util::StreamExt;
@@ -34,6 +35,8 @@ pub struct Publisher<'a> {
     pub now: Millis,
     /// The program is to end.
     pub stop: &'a AtomicBool,
+    /// Held while what is served changes.
+    pub steering: &'a Steering,
 }
 
 /// What a publish came to.
@@ -74,6 +77,7 @@ impl Publisher<'_> {
         if let Some(why) = self.gate((version, &before), learner, known)? {
             return self.reject(version, Some(receipt), why, "gate failed");
         }
+        let _one_at_a_time = block_on(self.steering.lock());
         // Looking took a while: an operator may have gone back, or something was forgotten.
         let versions = self.store.versions(&version.profile)?;
         if registry::unfinished(&versions).is_none_or(|v| v.version != *version) {
@@ -216,7 +220,7 @@ impl Publisher<'_> {
             .then(|| format!("requests are not answered with the trained weights: canary log-probs differ by {gap:.4} nats a token")))
     }
 
-    /// Takes a version back that is served.
+    /// Takes a version back that is served; the caller holds the steering.
     pub fn back(
         &self,
         version: &PolicyVersion,

@@ -4,7 +4,7 @@ use crate::{TrainError, config::TrainConfig, publish::Publisher};
 use chela_core::{
     EngineError, Millis, PolicyEngine, PolicyVersion, Profile, TrajectoryStore, VersionRecord,
     Weights,
-    registry::{self, Chain},
+    registry::{self, Chain, Steering},
 };
 use futures_executor::block_on;
 use std::{collections::HashSet, path::Path, sync::atomic::AtomicBool};
@@ -27,6 +27,7 @@ pub fn restore(
         config,
         now,
         stop: &stop,
+        steering: &Steering::default(), // nobody is there yet
     };
     let mut named = HashSet::new();
     let mut served: Vec<(Option<Millis>, Profile, Vec<VersionRecord>)> = Vec::new();

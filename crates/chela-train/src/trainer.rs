@@ -14,7 +14,7 @@ use chela_core::{
     AdapterSpec, EngineError, Event, Learner, Learners, LeasedSample, Millis, PolicyEngine,
     PolicyVersion, Profile, SampleId, StepCommit, TrajectoryStore, VersionOrigin, VersionRecord,
     VersionState,
-    registry::{self, Chain},
+    registry::{self, Chain, Steering},
 };
 use futures_executor::block_on;
 use std::{
@@ -64,6 +64,9 @@ pub struct Trainer {
     stop: Arc<AtomicBool>,
     /// The newest turn of each profile that the watch has seen.
     watched: HashMap<Profile, chela_core::TurnId>,
+    /// The last version that was there when a profile was paused: what fell before is no reason to pause again.
+    patient_from: HashMap<Profile, u64>,
+    steering: Steering,
 }
 
 /// How the reason begins of a replay's candidate that fell with a later one, without having been looked at.
@@ -95,7 +98,15 @@ impl Trainer {
             later: HashMap::new(),
             stop: Arc::default(),
             watched: HashMap::new(),
+            patient_from: HashMap::new(),
+            steering: Steering::default(),
         }
+    }
+
+    /// Takes turns with those who change by hand what is served.
+    pub fn steered_by(mut self, steering: Steering) -> Self {
+        self.steering = steering;
+        self
     }
 
     /// Runs until `stop` is set: a step already begun is finished first, a look at a candidate is left off.
@@ -152,6 +163,10 @@ impl Trainer {
     pub fn advance(&mut self, profile: &Profile) -> Result<Progress, TrainError> {
         let versions = self.store.versions(profile)?;
         let paused = self.store.paused(profile)?.is_some();
+        if paused {
+            let last = versions.last().map_or(0, |v| v.version.number);
+            self.patient_from.insert(profile.clone(), last);
+        }
         let replays = self.store.replays(profile)?;
         if let Some(of) = replays.first() {
             if paused {
@@ -241,6 +256,7 @@ impl Trainer {
             config: &self.config,
             now: (self.clock)(),
             stop: &self.stop,
+            steering: &self.steering,
         }
     }
 
@@ -261,7 +277,8 @@ impl Trainer {
         }
         self.watched.extend(newest.map(|t| (profile.clone(), t)));
         let chain = Chain::of(served.version.number, versions);
-        let Some(fall) = watch(&turns, &chain, &self.config.watch) else {
+        let since = registry::put_back(versions);
+        let Some(fall) = watch(&turns, (&chain, since), &self.config.watch) else {
             return Ok(None);
         };
         let to = PolicyVersion {
@@ -269,16 +286,25 @@ impl Trainer {
             number: fall.back_to,
         };
         let why = format!("{BY_ITSELF}{}", fall.why);
-        self.publisher().back(&served.version, &to, why)?;
+        {
+            let _one_at_a_time = block_on(self.steering.lock());
+            // An operator was faster.
+            if registry::served(&self.store.versions(profile)?) != Some(served) {
+                return Ok(None);
+            }
+            self.publisher().back(&served.version, &to, why)?;
+        }
         self.open.remove(profile);
         self.run_out_of_patience(profile)?;
         Ok(Some(to))
     }
 
     /// Pauses training after too many candidates in a row came to nothing.
-    fn run_out_of_patience(&self, profile: &Profile) -> Result<(), TrainError> {
+    fn run_out_of_patience(&mut self, profile: &Profile) -> Result<(), TrainError> {
         let most = self.config.gate.patience;
         let mut versions = self.store.versions(profile)?;
+        let from = self.patient_from.get(profile).copied().unwrap_or(0);
+        versions.retain(|v| v.version.number > from);
         versions.sort_by_key(|v| std::cmp::Reverse(v.version.number));
         let fell = |v: &&VersionRecord| matches!(&v.state, VersionState::Rejected(why) if why.starts_with(ON_TOP));
         let bad = versions
@@ -296,6 +322,11 @@ impl Trainer {
                 bad.first().unwrap_or(&"")
             );
             tracing::error!(%profile, "training pauses: {why}");
+            self.patient_from.extend(
+                versions
+                    .first()
+                    .map(|v| (profile.clone(), v.version.number)),
+            );
             self.append(vec![Event::Paused {
                 profile: profile.clone(),
                 why: Some(why),

@@ -1,7 +1,7 @@
 //! What is watched once a version serves: the score of its replies, their length, and how often its tool calls fail. Plain functions.
 
 use crate::config::WatchConfig;
-use chela_core::{LiveTurn, registry::Chain};
+use chela_core::{LiveTurn, Millis, registry::Chain};
 
 /// Why a version is taken back, and to which.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,8 +13,13 @@ pub struct Fall {
 }
 
 /// Compares the newest judged turns of the chain with those before them. `turns` is newest first; turns of versions that were left
-/// say nothing about what is served. `None` = all is well, or there is too little to tell.
-pub fn watch(turns: &[LiveTurn], chain: &Chain, config: &WatchConfig) -> Option<Fall> {
+/// say nothing about what is served, nor do turns from before `since` when somebody put it back then, against what they said. `None` =
+/// all is well, or there is too little to tell.
+pub fn watch(
+    turns: &[LiveTurn],
+    (chain, since): (&Chain, Option<Millis>),
+    config: &WatchConfig,
+) -> Option<Fall> {
     let served = chain.numbers().first().copied()?;
     let on_chain: Vec<&LiveTurn> = turns.iter().filter(|t| chain.holds(t.version)).collect();
     let judged: Vec<&LiveTurn> = on_chain
@@ -27,6 +32,9 @@ pub fn watch(turns: &[LiveTurn], chain: &Chain, config: &WatchConfig) -> Option<
         return None;
     }
     let (now, before) = (&judged[..n], &judged[n..judged.len().min(3 * n)]);
+    if since.is_some_and(|since| now.iter().any(|t| t.at < since)) {
+        return None;
+    }
     let back_to = before.first()?.version;
     // The same version sampled both: whatever changed, it was not the weights.
     if back_to == served {
@@ -123,6 +131,7 @@ mod tests {
             let newest = 1000 - all.len() as u64;
             all.extend((0..*many).map(|i| LiveTurn {
                 turn: TurnId(newest - i as u64),
+                at: (newest - i as u64) as Millis,
                 version: *version,
                 reward: Some(reward(i)),
                 reply_len: *reply_len,
@@ -133,7 +142,7 @@ mod tests {
     }
 
     fn look(groups: &[Group]) -> Option<Fall> {
-        watch(&turns(groups), &chain(3), &WatchConfig::default())
+        watch(&turns(groups), (&chain(3), None), &WatchConfig::default())
     }
 
     const GOOD: fn(usize) -> f32 = |i| if i % 4 == 0 { -1.0 } else { 1.0 };
@@ -167,6 +176,14 @@ mod tests {
     }
 
     #[test]
+    fn what_was_put_back_is_judged_by_its_turns_since_then() {
+        let all = turns(&[(3, 30, POOR, 50), (1, 60, GOOD, 50)]);
+        let look = |since| watch(&all, (&chain(3), Some(since)), &WatchConfig::default());
+        assert_eq!(look(all[29].at + 1), None);
+        assert_eq!(look(all[29].at).map(|f| f.back_to), Some(1));
+    }
+
+    #[test]
     fn a_jump_in_length_and_failing_tools_are_seen() {
         let fall = look(&[(3, 30, GOOD, 400), (1, 60, GOOD, 50)]).unwrap();
         assert!(fall.why.contains("50 to 400 tokens"), "{}", fall.why);
@@ -175,7 +192,7 @@ mod tests {
         for (i, turn) in all.iter_mut().enumerate() {
             turn.tool_error = Some(i < 20);
         }
-        let fall = watch(&all, &chain(3), &WatchConfig::default()).unwrap();
+        let fall = watch(&all, (&chain(3), None), &WatchConfig::default()).unwrap();
         assert!(fall.why.contains("tool calls"), "{}", fall.why);
     }
 }

@@ -295,15 +295,15 @@ pub struct FeedbackArgs {
 
 /// `chela forget`
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("what").required(true).args(["turn", "session", "profile"])))]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true).args(["turn", "session", "profile"])))]
 pub struct ForgetArgs {
     /// A turn, with all that stands on it.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["session", "profile"])]
     pub turn: Option<String>,
     /// A session.
     #[arg(long, value_name = "ID")]
     pub session: Option<String>,
-    /// Everything of a profile.
+    /// Everything of a profile; with --session, whose session it is.
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
     /// Only say what would go and what it would cost.

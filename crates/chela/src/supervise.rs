@@ -178,6 +178,7 @@ pub fn start(
         clock.clone(),
         rollout_config(config, &data)?,
     );
+    let steering = rollout.steering();
     let keys = KeyFile::of(&data);
     let admin_key = keys.admin()?;
     let gatekeeper = Keys::open(keys, config.server.auth == "keys", store.clone())?;
@@ -209,7 +210,7 @@ pub fn start(
     let stop_training = Arc::new(AtomicBool::new(false));
     let learners = loaded.learners.clone().filter(|_| config.learning.on);
     let trainer = if let Some(learners) = learners {
-        let mut trainer = Trainer::new(store, engine, learners, train, clock);
+        let mut trainer = Trainer::new(store, engine, learners, train, clock).steered_by(steering);
         let flag = stop_training.clone();
         let thread = std::thread::Builder::new().name("chela-train".to_owned());
         Some(

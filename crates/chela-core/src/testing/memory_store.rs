@@ -361,6 +361,7 @@ impl TrajectoryStore for MemoryStore {
             }
             Some(LiveTurn {
                 turn: id,
+                at: entry.turn.completed,
                 version: entry.turn.version.number,
                 reward: verdicts
                     .iter()

@@ -232,6 +232,7 @@ fn live_turns_say_how_replies_fare(store: &dyn TrajectoryStore) {
     put(store, vec![said(failed.id, TOOL_ERROR, Some(-1.0))]);
     let live = |turn: &Turn, reward, tool_error| LiveTurn {
         turn: turn.id,
+        at: turn.completed,
         version: 0,
         reward,
         reply_len: 2,

@@ -1,12 +1,12 @@
 //! What is kept of texts: never shared between profiles, and gone when a profile's texts are to be forgotten.
 
-use crate::common::{begin, greedy, of, prompt, started, tiny, trained};
+use crate::common::{begin, greedy, of, prompt, sample, started, tiny, trained};
 #[cfg(unix)]
 use crate::{
     common::{collect, version},
     residency::Held,
 };
-use chela_core::{PolicyEngine, PolicyRef, Profile};
+use chela_core::{PolicyEngine, PolicyRef, Profile, SamplingParams};
 use chela_engine::LocalEngine;
 use futures_executor::{block_on, block_on_stream};
 
@@ -91,6 +91,24 @@ fn a_reply_that_runs_when_its_profile_is_forgotten_leaves_nothing() {
     assert_eq!((runs.count(), other.count()), (301, 301));
     assert_eq!(cached(&engine, served("a"), &text), 0);
     assert_eq!(cached(&engine, served("b"), &text), 59);
+}
+
+#[test]
+fn a_text_that_must_not_be_kept_is_read_with_what_is_kept_and_leaves_nothing() {
+    let engine = tiny(6);
+    let text = prompt(3, 60);
+    let once = |keep| {
+        let params = SamplingParams { keep, ..greedy(4) };
+        sample(&engine, PolicyRef::Base, &text, params);
+    };
+    once(false);
+    assert_eq!(cached(&engine, PolicyRef::Base, &text), 0);
+    once(false);
+    assert_eq!(
+        cached(&engine, PolicyRef::Base, &text),
+        59,
+        "from the call above"
+    );
 }
 
 #[cfg(unix)]

@@ -1,6 +1,6 @@
 //! Forgetting: what would go, and then its going, with the versions that learnt from it.
 
-use crate::rollout::Rollout;
+use crate::rollout::{Rollout, unknown_session};
 use chela_core::{
     Caller, Forget, ForgetPlan, ForgetRequest, ForgetTarget, Forgetting, PolicyVersion, Profile,
     Refusal, Scope, StoreError, VersionRecord,
@@ -70,7 +70,17 @@ impl Rollout {
                 let story = self.own_turn(caller, id)?;
                 Ok(ForgetTarget::Turn(story.turn.profile, id))
             }
-            ForgetRequest::Session(id) => {
+            ForgetRequest::Session(id, Some(profile)) if caller.scope == Scope::Admin => {
+                let record = self.store.session(&profile, &id)?;
+                let record = record.ok_or_else(|| unknown_session(&id))?;
+                Ok(ForgetTarget::Session(record.profile, record.id))
+            }
+            ForgetRequest::Session(_, Some(profile)) if profile != caller.profile => {
+                Err(Refusal::Forbidden(
+                    "forgetting another profile's session needs the admin key".to_owned(),
+                ))
+            }
+            ForgetRequest::Session(id, _) => {
                 let record = self.visible_session(caller, &id)?;
                 Ok(ForgetTarget::Session(record.profile, record.id))
             }
@@ -100,6 +110,7 @@ impl Rollout {
             undo,
             samples_again,
             seconds,
+            learning: self.config.learning,
             proof: None,
         };
         Ok((forgetting, versions))

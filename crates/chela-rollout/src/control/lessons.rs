@@ -184,6 +184,7 @@ impl Rollout {
             max_tokens: ANSWER_TOKENS,
             end_ids: self.chat.end_ids().to_vec(),
             priority: Priority::Judge,
+            keep: false, // its session may be forgotten while the versions are compared
             ..SamplingParams::default()
         };
         let prompt = Prompt {

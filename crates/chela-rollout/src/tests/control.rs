@@ -167,7 +167,7 @@ async fn feedback_needs_something_finite_on_a_turn_of_ones_own() {
         let caller = caller.clone();
         let rollout = f.rollout.clone();
         async move {
-            let what = ForgetRequest::Session(session("s"));
+            let what = ForgetRequest::Session(session("s"), None);
             rollout.forget(&caller, what, false).await
         }
     };

@@ -249,7 +249,11 @@ async fn a_session_forgotten_during_a_reply_takes_the_reply_as_a_first_turn() {
     let admission = f.rollout.admit(&someone(), &ask).await.unwrap();
     let completion = f.completion(&admission, &ask, "b");
     f.rollout
-        .forget(&someone(), ForgetRequest::Session(session("s")), false)
+        .forget(
+            &someone(),
+            ForgetRequest::Session(session("s"), None),
+            false,
+        )
         .await
         .unwrap();
     let turn = f.rollout.seal(&admission, &ask, completion).await.unwrap();

@@ -78,7 +78,7 @@ async fn trained() -> Trained {
 async fn forgetting_is_told_before_and_takes_versions_along() {
     let Trained { f, dir, turns } = trained().await;
     let me = Profile::default();
-    let what = ForgetRequest::Session(session("s2"));
+    let what = ForgetRequest::Session(session("s2"), None);
     let told = f
         .rollout
         .forget(&someone(), what.clone(), true)
@@ -122,8 +122,18 @@ async fn forgetting_is_told_before_and_takes_versions_along() {
     for (caller, what, word) in [
         (
             someone(),
-            ForgetRequest::Session(session("s2")),
+            ForgetRequest::Session(session("s2"), None),
             "not known",
+        ),
+        (
+            admin(),
+            ForgetRequest::Session(session("s1"), Some(profile("other"))),
+            "not known",
+        ),
+        (
+            someone(),
+            ForgetRequest::Session(session("s1"), Some(profile("other"))),
+            "admin",
         ),
         (someone(), ForgetRequest::Turn(TurnId(3)), "not known"),
         (someone(), ForgetRequest::Profile(me.clone()), "admin"),
@@ -167,7 +177,7 @@ async fn a_step_that_holds_what_is_to_be_forgotten_is_waited_for() {
     f.store.lease(vec![sample]).await.unwrap();
     let rollout = f.rollout.clone();
     let forgetting = tokio::spawn(async move {
-        let what = ForgetRequest::Session(session("s3"));
+        let what = ForgetRequest::Session(session("s3"), None);
         rollout.forget(&someone(), what, false).await
     });
     tokio::time::sleep(Duration::from_millis(50)).await;

@@ -56,6 +56,7 @@ fn params(
         top_logprobs: s.top_logprobs.unwrap_or(0),
         priority: Priority::User,
         guide: server.app.chat.guide(&s.stop, grammar),
+        keep: true,
     }
 }
 

@@ -98,7 +98,7 @@ async fn sessions(
     }
     let id = session_of(last_segment(uri))?;
     if does == Does::Forget {
-        let what = ForgetRequest::Session(id);
+        let what = ForgetRequest::Session(id, None);
         return Ok(forgetting_json(&control.forget(caller, what, false).await?));
     }
     let (record, turns) = control.session(caller, &id)?;
@@ -242,9 +242,12 @@ fn forget_request(fields: &Fields) -> Result<ForgetRequest, Problem> {
     let profile = fields.filled("profile")?.map(Profile::new).transpose();
     match (turn, session, profile.map_err(Refusal::from)?) {
         (Some(turn), None, None) => Ok(ForgetRequest::Turn(turn)),
-        (None, Some(session), None) => Ok(ForgetRequest::Session(session)),
+        (None, Some(session), profile) => Ok(ForgetRequest::Session(session, profile)),
         (None, None, Some(profile)) => Ok(ForgetRequest::Profile(profile)),
-        _ => Err(invalid("turn", "name one of turn, session, profile")),
+        _ => Err(invalid(
+            "turn",
+            "name one of turn, session (with its profile, if you like), profile",
+        )),
     }
 }
 

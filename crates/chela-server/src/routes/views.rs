@@ -243,6 +243,7 @@ pub(super) fn forgetting_json(done: &Forgetting) -> Value {
         "back_to": done.undo.back_to,
         "replay": done.undo.replay,
         "samples_again": done.samples_again,
+        "learning": done.learning,
         "seconds": done.seconds,
         "proof": done.proof.as_ref().map(proof),
     })

@@ -141,7 +141,7 @@ async fn sessions_by_percent_encoded_ids() {
     assert_eq!(answer.json()["forgotten_turns"], 1);
     assert_eq!(
         api.control.last(),
-        "forget Session(SessionId(\"../../x\")) false"
+        "forget Session(SessionId(\"../../x\"), None) false"
     );
     let bad = api.get("/v1/sessions/a%0Ab", "feedback").await;
     assert_eq!(bad.status, StatusCode::BAD_REQUEST);
@@ -355,10 +355,18 @@ async fn forgetting_is_asked_about_and_then_done() {
         .json();
     assert_eq!(done["forgotten"], true);
     assert_eq!(done["proof"]["found"], json!([]));
+    let ask = json!({"session": "s", "profile": "p", "dry_run": true});
+    api.post("/v1/forget", "admin", &ask).await;
+    let last = api.control.last();
+    assert!(
+        last.contains("SessionId(\"s\")") && last.contains("Some(Profile(\"p\"))"),
+        "{last}"
+    );
     for bad in [
         json!({}),
         json!({"turn": "x"}),
-        json!({"session": "s", "profile": "p"}),
+        json!({"turn": "turn_0000000000000007", "profile": "p"}),
+        json!({"turn": "turn_0000000000000007", "session": "s"}),
         json!({"profile": ".."}),
     ] {
         let answer = api.post("/v1/forget", "feedback", &bad).await;

@@ -328,6 +328,7 @@ impl ControlPlane for FakeControl {
                     replay: vec![2],
                 },
                 samples_again: 15,
+                learning: true,
                 seconds: 12.5,
                 proof: (!dry).then(ForgetProof::default),
             })

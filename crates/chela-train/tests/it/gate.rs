@@ -183,6 +183,63 @@ fn after_a_few_rejections_in_a_row_training_pauses_and_says_why() {
     );
     rig.pair(&p);
     assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
+    // Whoever resumes has seen these: three more must fall before it stops again, in a trainer that saw the pause only.
+    rig.trainer = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+    assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
+    let resumed = Event::Paused {
+        profile: p.clone(),
+        why: None,
+    };
+    block_on(rig.store.append(vec![resumed])).unwrap();
+    while rig.trainer.advance(&p).unwrap() != Progress::Idle {}
+    let before = rig.versions(&p).len();
+    while rig.versions(&p).len() < before + 3 {
+        assert_eq!(rig.store.paused(&p).unwrap(), None);
+        rig.judged(&p, -1.0);
+        rig.judged(&p, -1.0);
+        assert!(matches!(
+            rig.trainer.advance(&p).unwrap(),
+            Progress::Rejected(_)
+        ));
+    }
+    assert!(rig.store.paused(&p).unwrap().is_some());
+}
+
+#[test]
+fn an_operator_and_a_publish_take_turns() {
+    let mut rig = rig();
+    let p = profile("default");
+    rig.pair(&p);
+    assert_eq!(
+        rig.trainer.advance(&p).unwrap(),
+        Progress::Served(version(&p, 1))
+    );
+    rig.pair(&p);
+    let steering = chela_core::registry::Steering::default();
+    let mut trainer =
+        trainer(&rig.store, &rig.engine, &rig.learners, &rig.config).steered_by(steering.clone());
+    let operator = block_on(steering.lock());
+    let of = p.clone();
+    let training = std::thread::spawn(move || trainer.advance(&of));
+    while rig.store.last_version(&p).unwrap() < 2 {
+        std::thread::yield_now();
+    }
+    // Whatever the trainer has found out by now, this comes first.
+    rig.engine.serve(&version(&p, 0)).unwrap();
+    block_on(rig.store.append(vec![Event::Version {
+        version: version(&p, 0),
+        state: VersionState::Served,
+        receipt: None,
+        at: 6_000,
+    }]))
+    .unwrap();
+    drop(operator);
+    assert_eq!(
+        training.join().unwrap().unwrap(),
+        Progress::Rejected(version(&p, 2))
+    );
+    assert_eq!(rig.engine.served(&p), version(&p, 0));
+    assert!(rig.versions(&p).iter().all(|v| v.2 != VersionState::Served));
 }
 
 #[test]
@@ -239,6 +296,18 @@ fn a_version_whose_replies_fare_worse_is_taken_back() {
             SampleState::Dropped("version outside the chain".to_owned())
         );
     }
+    // An operator who wants it back all the same gets it: what made it fall is known to him. (The turns are from before.)
+    rig.engine.serve(&version(&p, 2)).unwrap();
+    block_on(rig.store.append(vec![Event::Version {
+        version: version(&p, 2),
+        state: VersionState::Served,
+        receipt: None,
+        at: 9_000_000,
+    }]))
+    .unwrap();
+    rig.judged(&p, -1.0);
+    assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
+    assert_eq!(rig.engine.served(&p), version(&p, 2));
 }
 
 #[test]

@@ -303,8 +303,12 @@ fn said(plan: &Value) -> String {
     let replay = list("replay");
     if !replay.is_empty() {
         words.push_str(&format!(
-            ", and {} steps are made again in the background from {} samples, in about {:.0} s",
+            ", and {} steps are made again {} from {} samples, in about {:.0} s",
             replay.len(),
+            match plan["learning"].as_bool() {
+                Some(false) => "once learning is on (it is off now)",
+                _ => "in the background",
+            },
             count("samples_again"),
             plan["seconds"].as_f64().unwrap_or(0.0)
         ));
