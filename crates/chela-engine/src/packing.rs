@@ -4,14 +4,10 @@
 //! to its ancestors only, given as ranges of rows along the path (never a dense mask), so that the cost is that of the rows that
 //! differ. Exact: a row's past is the same whoever shares it.
 
+use crate::prefix::common;
 use chela_core::{Sample, TokenId};
 use chela_kernels::Segment;
 use std::{cmp::Ordering, ops::Range};
-
-/// Tokens that both begin with.
-fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
 
 /// What is read of a sample: its last token predicts nothing and has no row.
 fn read(sample: &Sample) -> &[TokenId] {
@@ -43,7 +39,7 @@ pub fn blocks(batch: &[Sample], rows: usize, most: usize) -> Vec<Vec<usize>> {
             && width(last) == width(&batch[at])
             && let Some(block) = blocks.last_mut()
         {
-            let again = shared(read(last), sample);
+            let again = common(read(last), sample);
             let more = sample.len() - again;
             let limit = if again > rows / 8 { most } else { rows };
             if taken + more <= limit.max(rows) {
@@ -84,7 +80,7 @@ impl Block {
         let (mut path, mut last): (Vec<Range<usize>>, &[TokenId]) = (Vec::new(), &[]);
         for at in sorted {
             let tokens = read(samples[at]);
-            let known = shared(last, tokens);
+            let known = common(last, tokens);
             cut(&mut path, known);
             if known < tokens.len() {
                 let rows = block.ids.len()..block.ids.len() + tokens.len() - known;

@@ -44,7 +44,8 @@ pub struct PrefixCache<K: Kernels> {
 /// Shorter common prefixes are not worth a copy.
 pub const SHORTEST: usize = 16;
 
-fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+/// Tokens that both texts begin with.
+pub fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 

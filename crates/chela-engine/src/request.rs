@@ -2,7 +2,8 @@
 
 use crate::{adapter::Adapter, error::kernel, forward::KvCache, prefix::CacheKey, rng::Rng};
 use chela_core::{
-    EngineError, FinishReason, Flow, Profile, SampledToken, SamplingEvent, SamplingParams, TokenId,
+    EngineError, FinishReason, Flow, Priority, Profile, SampledToken, SamplingEvent,
+    SamplingParams, TokenId,
 };
 use chela_kernels::{Kernels, SamplePolicy, sample_row, token_logprob};
 use futures_channel::mpsc::UnboundedSender;
@@ -82,6 +83,11 @@ impl<K: Kernels> Reply<K> {
     /// That profile's texts are to be forgotten: what this reply leaves is not kept, if it may be one of them.
     pub fn forget(&mut self, profile: &Profile) {
         self.forgotten |= self.key.may_be_of(profile);
+    }
+
+    /// Who is served when.
+    pub fn whose(&self) -> (Priority, &Profile) {
+        (self.params.priority, &self.key.version.profile)
     }
 
     /// The client went away.

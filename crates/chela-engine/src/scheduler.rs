@@ -12,7 +12,7 @@ use crate::{
 use chela_core::{EngineError, FinishReason, PolicyVersion, Priority, Profile};
 use chela_kernels::{Kernels, Mat, Priority as Rank};
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -263,17 +263,16 @@ impl<K: Kernels> Scheduler<K> {
         tokens * c.layers * 2 * c.kv_heads * c.head_dim * 4
     }
 
-    /// Lets requests in while lanes and memory last, users before judges, each kind in order of arrival. A quarter of the lanes
-    /// is kept for users, who would else wait for a judge's whole reply.
+    /// Lets requests in while lanes and memory last, in the order of [`next`]. A quarter of the lanes is kept for users, who would
+    /// else wait for a judge's whole reply.
     fn admit(&mut self) -> Result<(), EngineError> {
         let lanes = self.limits.concurrent;
         while self.running.len() < lanes {
-            let next = self
-                .waiting
-                .iter()
-                .enumerate()
-                .min_by_key(|(i, r)| (r.params.priority, *i));
-            let Some((index, reply)) = next else { break };
+            let waiting = self.waiting.iter().map(Reply::whose);
+            let Some(index) = next(waiting, self.running.iter().map(Reply::whose)) else {
+                break;
+            };
+            let reply = &self.waiting[index];
             let user = reply.params.priority == Priority::User;
             if !user && self.running.len() >= (lanes - lanes / 4).max(1) {
                 break;
@@ -467,6 +466,21 @@ impl<K: Kernels> Scheduler<K> {
     }
 }
 
+/// Who is let in next: users before judges, of these the profile with the fewest replies under way, then who came first. So a profile
+/// that asks for much at once waits for itself, and nobody for it.
+fn next<'a>(
+    waiting: impl Iterator<Item = (Priority, &'a Profile)>,
+    running: impl Iterator<Item = (Priority, &'a Profile)>,
+) -> Option<usize> {
+    let mut under_way: HashMap<&Profile, usize> = HashMap::new();
+    running.for_each(|(_, profile)| *under_way.entry(profile).or_default() += 1);
+    let rank = |(i, (priority, profile))| {
+        let busy = under_way.get(profile).copied().unwrap_or(0);
+        (priority, busy, i)
+    };
+    waiting.enumerate().map(rank).min().map(|(.., i)| i)
+}
+
 /// Logits `[rows, V]` of hidden rows that are not yet normed.
 fn logits<K: Kernels>(
     k: &K,
@@ -484,4 +498,26 @@ fn logits<K: Kernels>(
     let mut host = vec![0.0; rows * c.vocab];
     k.read(&out, 0, &mut host).map_err(kernel)?;
     Ok(host)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn users_come_before_judges_and_who_has_least_before_who_has_much() {
+        let [a, b, c] = ["a", "b", "c"].map(|n| Profile::new(n).unwrap());
+        let user = |p| (Priority::User, p);
+        let waiting = [(Priority::Judge, &c), user(&a), user(&a), user(&b)];
+        let running = [user(&a), user(&a), user(&b)];
+        let next = |waiting: &[_], running: &[_]| {
+            super::next(waiting.iter().copied(), running.iter().copied())
+        };
+        assert_eq!(next(&waiting, &running), Some(3), "b has one, a has two");
+        assert_eq!(next(&waiting[..3], &running), Some(1), "a judge waits");
+        assert_eq!(next(&waiting, &[]), Some(1), "the first to come");
+        assert_eq!(next(&waiting[..1], &running), Some(0));
+        assert_eq!(next(&[], &running), None);
+    }
 }

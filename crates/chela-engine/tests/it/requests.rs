@@ -486,3 +486,66 @@ fn profiles_at_the_base_version_are_named_apart() {
         }
     );
 }
+
+/// Holds the engine's thread at its first token, until it is let go.
+struct Gatekeeper(Option<std::sync::mpsc::Receiver<()>>);
+
+impl Guide for Gatekeeper {
+    fn accept(&mut self, _: TokenId) -> Flow {
+        if let Some(open) = self.0.take() {
+            open.recv().unwrap();
+        }
+        Flow::Continue
+    }
+}
+
+/// Reports its profile at its first token.
+struct Reports(&'static str, std::sync::mpsc::Sender<&'static str>, bool);
+
+impl Guide for Reports {
+    fn accept(&mut self, _: TokenId) -> Flow {
+        if !std::mem::replace(&mut self.2, true) {
+            self.1.send(self.0).unwrap();
+        }
+        Flow::Continue
+    }
+}
+
+#[test]
+fn a_profile_that_asks_for_much_waits_for_itself_and_nobody_for_it() {
+    let options = EngineOptions {
+        concurrent: 2,
+        ..options()
+    };
+    let engine = tiny_with(9, options);
+    let ask = |profile: &str, from, guide: Box<dyn Guide>| {
+        let policy = PolicyRef::Served(Profile::new(profile).unwrap());
+        let params = SamplingParams {
+            guide: Some(guide),
+            ..greedy(20)
+        };
+        start(&engine, policy, &prompt(from, 20), params)
+    };
+    let (open, closed) = std::sync::mpsc::channel();
+    let (told, order) = std::sync::mpsc::channel();
+    let mut all = vec![ask("a", 1, Box::new(Gatekeeper(Some(closed))))];
+    for i in 0..12 {
+        all.push(ask("a", 2 + i, Box::new(Reports("a", told.clone(), false))));
+    }
+    for (i, profile) in (20..).zip(["b", "c"]) {
+        all.push(ask(
+            profile,
+            i,
+            Box::new(Reports(profile, told.clone(), false)),
+        ));
+    }
+    open.send(()).unwrap();
+    for stream in all {
+        assert_eq!(collect(stream).len(), 20);
+    }
+    drop(told);
+    let order: Vec<&str> = order.iter().collect();
+    let place = |name| order.iter().position(|n| *n == name).unwrap();
+    // One of a's may have been let in beside the first before the thread was held.
+    assert!(place("b") <= 1 && place("c") <= 3, "{order:?}");
+}
