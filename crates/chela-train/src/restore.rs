@@ -57,41 +57,44 @@ fn serve_again(
     versions: &[VersionRecord],
     read: bool,
 ) -> Result<(), TrainError> {
-    let number = registry::served_number(versions);
+    let served = registry::served_number(versions);
     let version = |number| PolicyVersion {
         profile: profile.clone(),
         number,
     };
+    let (number, broken) = nearest_whole(publisher, versions, (served, read))?;
+    match broken {
+        Some(why) => publisher.back(&version(served), &version(number), why),
+        None if number == 0 => Ok(()),
+        None => {
+            publisher.engine.serve(&version(number))?;
+            tracing::info!(version = %version(number), "serving again");
+            Ok(())
+        }
+    }
+}
+
+/// The first whole version from `from` down to the base, and why those before it are not. With `read` off the first one's weights are
+/// not looked at, only that its files are there.
+pub(crate) fn nearest_whole(
+    publisher: &Publisher<'_>,
+    versions: &[VersionRecord],
+    (from, read): (u64, bool),
+) -> Result<(u64, Option<String>), TrainError> {
     let mut broken: Option<String> = None;
-    for number in Chain::of(number, versions).numbers().iter().copied() {
+    for number in Chain::of(from, versions).numbers().iter().copied() {
         let Some(record) = versions.iter().find(|v| v.version.number == number) else {
             break;
         };
         match whole(publisher, record, read || broken.is_some())? {
-            None => {
-                return match broken {
-                    None => {
-                        publisher.engine.serve(&record.version)?;
-                        tracing::info!(version = %record.version, "serving again");
-                        Ok(())
-                    }
-                    Some(why) => publisher.back(
-                        &version(registry::served_number(versions)),
-                        &record.version,
-                        why,
-                    ),
-                };
-            }
+            None => return Ok((number, broken)),
             Some(why) => {
                 tracing::error!(version = %record.version, "{why}");
                 broken.get_or_insert(why);
             }
         }
     }
-    match broken {
-        Some(why) => publisher.back(&version(number), &version(0), why),
-        None => Ok(()),
-    }
+    Ok((0, broken))
 }
 
 /// Why a version's files cannot be served. An error when they were made for another model: then nothing may be changed.

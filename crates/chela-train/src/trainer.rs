@@ -8,6 +8,7 @@ use crate::{
     publish::{BY_ITSELF, Outcome, Publisher, checkpoint_name},
     recipe::Recipe,
     replay,
+    restore::nearest_whole,
     watch::watch,
 };
 use chela_core::{
@@ -281,15 +282,18 @@ impl Trainer {
         let Some(fall) = watch(&turns, (&chain, since), &self.config.watch) else {
             return Ok(None);
         };
+        let why = format!("{BY_ITSELF}{}", fall.why);
+        // What users are pointed at next must be there.
+        let from = (fall.back_to, true);
+        let (number, _) = nearest_whole(&self.publisher(), versions, from)?;
         let to = PolicyVersion {
             profile: profile.clone(),
-            number: fall.back_to,
+            number,
         };
-        let why = format!("{BY_ITSELF}{}", fall.why);
         {
             let _one_at_a_time = block_on(self.steering.lock());
             // An operator was faster.
-            if registry::served(&self.store.versions(profile)?) != Some(served) {
+            if registry::served_number(&self.store.versions(profile)?) != served.version.number {
                 return Ok(None);
             }
             self.publisher().back(&served.version, &to, why)?;

@@ -191,8 +191,8 @@ fn after_a_few_rejections_in_a_row_training_pauses_and_says_why() {
         why: None,
     };
     block_on(rig.store.append(vec![resumed])).unwrap();
-    while rig.trainer.advance(&p).unwrap() != Progress::Idle {}
     let before = rig.versions(&p).len();
+    while rig.trainer.advance(&p).unwrap() != Progress::Idle {}
     while rig.versions(&p).len() < before + 3 {
         assert_eq!(rig.store.paused(&p).unwrap(), None);
         rig.judged(&p, -1.0);
@@ -216,12 +216,12 @@ fn an_operator_and_a_publish_take_turns() {
     );
     rig.pair(&p);
     let steering = chela_core::registry::Steering::default();
-    let mut trainer =
-        trainer(&rig.store, &rig.engine, &rig.learners, &rig.config).steered_by(steering.clone());
+    let mut trainer = rig.trainer.steered_by(steering.clone());
     let operator = block_on(steering.lock());
     let of = p.clone();
     let training = std::thread::spawn(move || trainer.advance(&of));
     while rig.store.last_version(&p).unwrap() < 2 {
+        assert!(!training.is_finished(), "no second version was made");
         std::thread::yield_now();
     }
     // Whatever the trainer has found out by now, this comes first.
@@ -239,7 +239,8 @@ fn an_operator_and_a_publish_take_turns() {
         Progress::Rejected(version(&p, 2))
     );
     assert_eq!(rig.engine.served(&p), version(&p, 0));
-    assert!(rig.versions(&p).iter().all(|v| v.2 != VersionState::Served));
+    let versions = rig.store.versions(&p).unwrap();
+    assert!(versions.iter().all(|v| v.state != VersionState::Served));
 }
 
 #[test]
@@ -308,6 +309,49 @@ fn a_version_whose_replies_fare_worse_is_taken_back() {
     rig.judged(&p, -1.0);
     assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
     assert_eq!(rig.engine.served(&p), version(&p, 2));
+}
+
+#[test]
+fn what_is_gone_back_to_is_read_first() {
+    let mut rig = rig();
+    rig.config.watch = WatchConfig {
+        turns: 6,
+        ..WatchConfig::default()
+    };
+    let p = profile("default");
+    for number in 1..=3 {
+        if number == 3 {
+            rig.config.batch = 1000;
+            rig.trainer = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+            for _ in 0..12 {
+                rig.judged(&p, 1.0);
+            }
+            assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
+            rig.config.batch = 2;
+        }
+        rig.trainer = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+        rig.pair(&p);
+        assert_eq!(
+            rig.trainer.advance(&p).unwrap(),
+            Progress::Served(version(&p, number))
+        );
+    }
+    rig.config.batch = 1000;
+    rig.trainer = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+    for _ in 0..6 {
+        rig.judged(&p, -1.0);
+    }
+    let path = rig.store.versions(&p).unwrap()[1]
+        .checkpoint
+        .clone()
+        .unwrap();
+    std::fs::remove_dir_all(rig.dir.path().join(path)).unwrap();
+    assert_eq!(
+        rig.trainer.advance(&p).unwrap(),
+        Progress::TakenBack(version(&p, 1)),
+        "version 2 sampled the better turns; its files are gone"
+    );
+    assert_eq!(rig.engine.served(&p), version(&p, 1));
 }
 
 #[test]
