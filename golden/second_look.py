@@ -28,11 +28,29 @@ def bf16_file(path):
     return out
 
 
-def frequencies(config, width):
-    rope = config.get("rope_parameters") or (config.get("rope_scaling") or {}) | {"rope_theta": config["rope_theta"]}
+def is_gemma(config):
+    return config.get("model_type") == "gemma3_text"
+
+
+def slides(config, layer):
+    """Whether a layer sees the window only: no others than Gemma's do here."""
+    if not is_gemma(config):
+        return False
+    kinds = config.get("layer_types")
+    return kinds[layer] == "sliding_attention" if kinds else (layer + 1) % config["sliding_window_pattern"] != 0
+
+
+def frequencies(config, width, layer):
+    if slides(config, layer):
+        rope = config.get("rope_parameters", {}).get("sliding_attention") or {"rope_theta": config["rope_local_base_freq"]}
+    else:
+        rope = config.get("rope_parameters") or (config.get("rope_scaling") or {}) | {"rope_theta": config["rope_theta"]}
+        rope = rope.get("full_attention", rope)
     inv = rope["rope_theta"] ** (-np.arange(0, width, 2) / width)
     if rope.get("rope_type", "default") == "default":
         return inv
+    if rope["rope_type"] == "linear":
+        return inv / rope["factor"]
     assert rope["rope_type"] == "llama3"
     turns = rope["original_max_position_embeddings"] * inv / (2 * np.pi)  # full turns within the context trained on
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -54,7 +72,9 @@ def turn(x, angles):
 def logits(config, w, ids, lora=None, scale=2.0):
     eps, heads, kv = config["rms_norm_eps"], config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
-    angles = np.arange(len(ids))[:, None] * frequencies(config, width)
+    gemma = is_gemma(config)
+    if gemma:  # each norm's factor is 1 + w
+        w = {n: 1 + t if n.endswith("norm.weight") else t for n, t in w.items()}
 
     def linear(name, x):
         y = x @ w[name + ".weight"].T
@@ -66,9 +86,14 @@ def logits(config, w, ids, lora=None, scale=2.0):
         return y
 
     x = w["model.embed_tokens.weight"][ids]  # [T, H]
-    mask = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
+    if gemma:
+        x = x * np.sqrt(config["hidden_size"])
+    scalar = config.get("query_pre_attn_scalar", width)
+    back = np.arange(len(ids))[:, None] - np.arange(len(ids))  # how far a key lies before a query
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
+        angles = np.arange(len(ids))[:, None] * frequencies(config, width, layer)
+        mask = np.where((back < 0) | (slides(config, layer) & (back >= (config.get("sliding_window") or len(ids)))), -np.inf, 0)
         h = norm(x, w[at + "input_layernorm.weight"], eps)
         q = linear(at + "self_attn.q_proj", h).reshape(len(ids), heads, width)
         k = linear(at + "self_attn.k_proj", h).reshape(len(ids), kv, width)
@@ -80,13 +105,19 @@ def logits(config, w, ids, lora=None, scale=2.0):
         mixed = []
         for head in range(heads):
             g = head * kv // heads
-            s = q[:, head] @ k[:, g].T / np.sqrt(width) + mask
+            s = q[:, head] @ k[:, g].T / np.sqrt(scalar) + mask
             p = np.exp(s - s.max(-1, keepdims=True))
             mixed.append(p / p.sum(-1, keepdims=True) @ v[:, g])
-        x = x + linear(at + "self_attn.o_proj", np.concatenate(mixed, -1))
-        h = norm(x, w[at + "post_attention_layernorm.weight"], eps)
+        added = linear(at + "self_attn.o_proj", np.concatenate(mixed, -1))
+        x = x + (norm(added, w[at + "post_attention_layernorm.weight"], eps) if gemma else added)
+        h = norm(x, w[at + ("pre_feedforward" if gemma else "post_attention") + "_layernorm.weight"], eps)
         gate = linear(at + "mlp.gate_proj", h)
-        x = x + linear(at + "mlp.down_proj", gate / (1 + np.exp(-gate)) * linear(at + "mlp.up_proj", h))
+        if gemma:
+            act = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+        else:
+            act = gate / (1 + np.exp(-gate))
+        added = linear(at + "mlp.down_proj", act * linear(at + "mlp.up_proj", h))
+        x = x + (norm(added, w[at + "post_feedforward_layernorm.weight"], eps) if gemma else added)
     return norm(x, w["model.norm.weight"], eps) @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
 
 

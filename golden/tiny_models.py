@@ -2,19 +2,21 @@
 
 import json
 import shutil
+import sys
 
 from common import HERE, greedy, nine, policy_loss, short_name, token_logprobs, top5, write_json
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 SIZE = dict(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
+LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
 LORA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 # name: config class, what differs, is config.json to be written in the words used before transformers 5
@@ -28,21 +30,31 @@ MODELS = {
     "qwen3-tied": (Qwen3Config, dict(head_dim=32, rms_norm_eps=1e-6, tie_word_embeddings=True,
                                      rope_parameters=PLAIN | {"rope_theta": 1000000.0}), True),
     "qwen3-untied": (Qwen3Config, dict(head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=False, rope_parameters=PLAIN), False),
+    # texts longer than the window, and both kinds of layer
+    "gemma3-tied": (Gemma3TextConfig, dict(head_dim=32, rms_norm_eps=1e-6, num_hidden_layers=3, sliding_window=16, sliding_window_pattern=3,
+                                           query_pre_attn_scalar=32,
+                                           rope_parameters={"full_attention": PLAIN | {"rope_theta": 1000000.0}, "sliding_attention": LOCAL}), True),
+    "gemma3-scaled": (Gemma3TextConfig, dict(head_dim=16, rms_norm_eps=1e-6, sliding_window=24, layer_types=["full_attention", "sliding_attention"],
+                                             query_pre_attn_scalar=24, rope_parameters={
+                                                 "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                                                 "sliding_attention": LOCAL}), False),
 }
 
 
 def fill(model, seed):
     """Random weights, large enough that heads attend and logits spread, each a bf16 number."""
     gen = torch.Generator().manual_seed(seed)
+    gemma = model.config.model_type == "gemma3_text"
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=gen)
             if name.endswith("norm.weight"):
-                noise = 1 + 0.2 * noise
+                # A Gemma's factor is 1 + w; its last one is large, since the embeddings it meets are small.
+                noise = 0.2 * noise + ((4 if name == "model.norm.weight" else 0) if gemma else 1)
             elif name.endswith("bias"):
                 noise *= 0.3
             elif "embed_tokens" in name or "lm_head" in name:
-                noise *= 0.3
+                noise *= 0.04 if gemma else 0.3  # times 8 on the way in, and a token should not predict itself
             else:
                 noise *= 1.5 / p.shape[1] ** 0.5
             p.copy_(noise.to(torch.bfloat16).float())
@@ -57,6 +69,10 @@ def write_checkpoint(model, folder, old_words):
     config = model.config.to_dict() | {"dtype": "bfloat16", "architectures": [type(model).__name__]}
     if old_words:
         rope = dict(config.pop("rope_parameters"))
+        if "sliding_attention" in rope:
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
+            rope = dict(rope["full_attention"])
         config["rope_theta"] = rope.pop("rope_theta")
         config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
         config["torch_dtype"] = config.pop("dtype")
@@ -123,7 +139,7 @@ def lora_steps(model, ids, advantages):
 def draw(name, seed):
     """A checkpoint and two texts whose greedy continuations no rounding can turn."""
     config_class, differs, _ = MODELS[name]
-    model = AutoModelForCausalLM.from_config(config_class(**SIZE, **differs), dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config_class(**SIZE | differs), dtype=torch.float32, attn_implementation="eager").eval()
     while True:
         fill(model, seed)
         gen = torch.Generator().manual_seed(seed + 50)
@@ -173,4 +189,5 @@ def golden(name, number):
 
 
 for number, name in enumerate(MODELS):
-    golden(name, number)
+    if name in sys.argv[1:] or len(sys.argv) == 1:
+        golden(name, number)

@@ -5,14 +5,14 @@
 use crate::{
     adapter::{Adapter, Target},
     error::kernel,
-    forward::{Span, add_low_rank, head_norm, heads, hidden_norm, rope},
+    forward::{Span, add_low_rank, embed, head_norm, heads, hidden_norm, rope, rope_tables},
     packing::Block,
     weights::{BaseWeights, LayerWeights},
 };
 use chela_core::EngineError;
 use chela_kernels::{
-    Acc, Activation, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv,
-    QkvGrad, RopeDirection, RowsMode,
+    Acc, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv, QkvGrad,
+    RopeDirection, RowsMode,
 };
 
 /// What a layer's backward reads.
@@ -27,6 +27,8 @@ struct Saved<K: Kernels> {
     mid: K::Buf,
     gate: K::Buf,
     up: K::Buf,
+    /// What the norms behind attention and gated unit read, for families that have them.
+    before_post: Option<(K::Buf, K::Buf)>,
 }
 
 /// A forward pass that can be gone back through.
@@ -34,7 +36,7 @@ pub struct Tape<K: Kernels> {
     /// Input of each layer `[T, H]`, then the last layer's output.
     inputs: Vec<K::Buf>,
     saved: Vec<Option<Saved<K>>>,
-    table: K::Buf,
+    tables: Vec<K::Buf>,
 }
 
 impl<K: Kernels> Tape<K> {
@@ -65,7 +67,8 @@ impl<K: Kernels> Pass<'_, K> {
         let c = &base.config;
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let plain = if c.qk_norm { q + kv } else { 0 };
-        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + 2 * c.intermediate + plain;
+        let post = if c.family.post_norms() { 2 } else { 0 } * c.hidden;
+        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + 2 * c.intermediate + plain + post;
         4 * row * c.layers
     }
 
@@ -88,21 +91,19 @@ impl<K: Kernels> Pass<'_, K> {
     pub fn forward(&self, keep: bool) -> Result<Tape<K>, EngineError> {
         let (k, c) = (self.k, &self.base.config);
         let mut x = self.zeros(c.hidden)?;
-        k.embed(&self.base.embed, &self.block.ids, &mut x)
-            .map_err(kernel)?;
-        let mut table = self.zeros(c.head_dim)?;
-        let (frequencies, factor) = &self.base.rope;
-        k.rope_table(&self.block.positions, frequencies, *factor, &mut table)
-            .map_err(kernel)?;
+        embed(k, self.base, &self.block.ids, &mut x)?;
+        let tables = self.base.ropes.iter().map(|_| self.zeros(c.head_dim));
+        let mut tables: Vec<K::Buf> = tables.collect::<Result<_, _>>()?;
+        rope_tables(k, self.base, &self.block.positions, &mut tables)?;
         let mut tape = Tape {
             inputs: vec![x],
             saved: Vec::new(),
-            table,
+            tables,
         };
         for index in 0..self.base.layers.len() {
             let (out, saved) = {
                 let Some(x) = tape.inputs.last() else { break };
-                self.layer(index, x, &tape.table)?
+                self.layer(index, x, &tape.tables)?
             };
             if !keep {
                 tape.inputs.clear();
@@ -117,14 +118,14 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         index: usize,
         x: &K::Buf,
-        table: &K::Buf,
+        tables: &[K::Buf],
     ) -> Result<(K::Buf, Saved<K>), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let layer = &self.base.layers[index];
         let mut h = self.zeros(c.hidden)?;
         k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
-        let (q, key, v, plain_qk) = self.qkv(index, layer, &h, table)?;
+        let (q, key, v, plain_qk) = self.qkv(index, layer, &h, &tables[layer.rope])?;
         let mut o = self.zeros(c.heads * c.head_dim)?;
         let mut lse = self.zeros(c.heads)?;
         let qkv = Qkv {
@@ -135,13 +136,15 @@ impl<K: Kernels> Pass<'_, K> {
         k.attention(
             qkv,
             heads(self.base),
-            &self.block.segments,
+            &self.block.segments(layer.window),
             &mut o,
             &mut lse,
         )
         .map_err(kernel)?;
         let mut mid = self.zeros(c.hidden)?;
         self.linear(index, Target::O, &o, &mut mid)?;
+        let post = layer.post_norms.as_ref();
+        let (mut mid, attn_out) = self.post_norm(post.map(|(attn, _)| attn), mid)?;
         k.axpy(t * c.hidden, 1.0, x, &mut mid).map_err(kernel)?;
         k.rms_norm(&mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
@@ -149,10 +152,17 @@ impl<K: Kernels> Pass<'_, K> {
         self.linear(index, Target::Gate, &h, &mut gate)?;
         self.linear(index, Target::Up, &h, &mut up)?;
         let mut act = self.zeros(c.intermediate)?;
-        k.glu(Activation::Silu, t * c.intermediate, &gate, &up, &mut act)
-            .map_err(kernel)?;
+        k.glu(
+            self.base.activation,
+            t * c.intermediate,
+            &gate,
+            &up,
+            &mut act,
+        )
+        .map_err(kernel)?;
         let mut out = self.zeros(c.hidden)?;
         self.linear(index, Target::Down, &act, &mut out)?;
+        let (mut out, mlp_out) = self.post_norm(post.map(|(_, mlp)| mlp), out)?;
         k.axpy(t * c.hidden, 1.0, &mid, &mut out).map_err(kernel)?;
         Ok((
             out,
@@ -166,8 +176,43 @@ impl<K: Kernels> Pass<'_, K> {
                 mid,
                 gate,
                 up,
+                before_post: attn_out.zip(mlp_out),
             },
         ))
+    }
+
+    /// The norm of what attention or the gated unit gave, and what it read; without such a norm the same buffer.
+    fn post_norm(
+        &self,
+        norm: Option<&K::Buf>,
+        x: K::Buf,
+    ) -> Result<(K::Buf, Option<K::Buf>), EngineError> {
+        let Some(norm) = norm else {
+            return Ok((x, None));
+        };
+        let mut y = self.zeros(self.base.config.hidden)?;
+        let shape = hidden_norm(self.base, self.block.rows());
+        self.k.rms_norm(&x, norm, shape, &mut y).map_err(kernel)?;
+        Ok((y, Some(x)))
+    }
+
+    /// Derivative by what such a norm read.
+    fn post_norm_backward(
+        &self,
+        (norm, x): (&K::Buf, &K::Buf),
+        dy: &K::Buf,
+    ) -> Result<K::Buf, EngineError> {
+        let mut dx = self.zeros(self.base.config.hidden)?;
+        let grad = NormGrad {
+            dx: &mut dx,
+            acc: Acc::Set,
+            dw: None,
+        };
+        let shape = hidden_norm(self.base, self.block.rows());
+        self.k
+            .rms_norm_backward(x, norm, dy, shape, grad)
+            .map_err(kernel)?;
+        Ok(dx)
     }
 
     /// y = x Wᵀ + bias + the adapter's part.
@@ -266,9 +311,10 @@ impl<K: Kernels> Pass<'_, K> {
             };
             let saved = match saved {
                 Some(saved) => saved,
-                None => self.layer(index, &x, &tape.table)?.1,
+                None => self.layer(index, &x, &tape.tables)?.1,
             };
-            self.layer_backward(index, &x, (saved, &tape.table), &mut dx, grads)?;
+            let table = &tape.tables[self.base.layers[index].rope];
+            self.layer_backward(index, &x, (saved, table), &mut dx, grads)?;
         }
         Ok(())
     }
@@ -287,10 +333,14 @@ impl<K: Kernels> Pass<'_, K> {
         self.gated_backward(index, &saved, dx, grads)?;
         // dx is now the derivative by `mid`.
         let mut d_o = self.zeros(c.heads * c.head_dim)?;
+        let own = match (&layer.post_norms, &saved.before_post) {
+            (Some((norm, _)), Some((x, _))) => Some(self.post_norm_backward((norm, x), dx)?),
+            _ => None,
+        };
         self.linear_backward(
             (index, Target::O),
             &saved.o,
-            dx,
+            own.as_ref().unwrap_or(dx),
             (&mut d_o, Acc::Set),
             grads,
         )?;
@@ -336,7 +386,7 @@ impl<K: Kernels> Pass<'_, K> {
                 v: &saved.v,
             },
             heads(self.base),
-            &self.block.segments,
+            &self.block.segments(self.base.layers[index].window),
             AttentionSaved {
                 out: &saved.o,
                 lse: &saved.lse,
@@ -373,13 +423,17 @@ impl<K: Kernels> Pass<'_, K> {
         let layer = &self.base.layers[index];
         let n = t * c.intermediate;
         let mut act = self.zeros(c.intermediate)?;
-        k.glu(Activation::Silu, n, &saved.gate, &saved.up, &mut act)
+        k.glu(self.base.activation, n, &saved.gate, &saved.up, &mut act)
             .map_err(kernel)?;
         let mut d_act = self.zeros(c.intermediate)?;
+        let own = match (&layer.post_norms, &saved.before_post) {
+            (Some((_, norm)), Some((_, x))) => Some(self.post_norm_backward((norm, x), dx)?),
+            _ => None,
+        };
         self.linear_backward(
             (index, Target::Down),
             &act,
-            dx,
+            own.as_ref().unwrap_or(dx),
             (&mut d_act, Acc::Set),
             grads,
         )?;
@@ -389,7 +443,7 @@ impl<K: Kernels> Pass<'_, K> {
             dgate: &mut d_gate,
             dup: &mut d_up,
         };
-        k.glu_backward(Activation::Silu, n, &saved.gate, &saved.up, grad)
+        k.glu_backward(self.base.activation, n, &saved.gate, &saved.up, grad)
             .map_err(kernel)?;
         let mut h = self.zeros(c.hidden)?;
         k.rms_norm(

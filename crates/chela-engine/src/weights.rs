@@ -2,8 +2,8 @@
 
 use crate::error::{kernel, weights};
 use chela_core::EngineError;
-use chela_kernels::{DType, Kernels};
-use chela_model::{LayerTensor, Model, ModelConfig, TensorData, TensorName};
+use chela_kernels::{Activation, DType, Kernels};
+use chela_model::{Family, LayerTensor, Model, ModelConfig, TensorData, TensorName};
 use std::sync::Arc;
 
 /// One decoder layer.
@@ -18,6 +18,12 @@ pub struct LayerWeights<K: Kernels> {
     pub bias: [Option<K::Buf>; 4],
     /// Norms of each head of q and k `[D]`, where the family has them.
     pub qk_norm: Option<(K::Buf, K::Buf)>,
+    /// Norms behind attention and behind the gated unit `[H]`, where the family has them.
+    pub post_norms: Option<(K::Buf, K::Buf)>,
+    /// How many last tokens it attends to; `None` = all.
+    pub window: Option<usize>,
+    /// Which of [`BaseWeights::ropes`] is its.
+    pub rope: usize,
 }
 
 /// All of them.
@@ -32,8 +38,10 @@ pub struct BaseWeights<K: Kernels> {
     pub final_norm: K::Buf,
     /// In order.
     pub layers: Vec<LayerWeights<K>>,
-    /// Rotary frequencies `[D/2]` and the factor on cosines and sines.
-    pub rope: (Vec<f32>, f32),
+    /// Rotary frequencies `[D/2]` and the factor on cosines and sines: one pair, or a second one for layers with a window.
+    pub ropes: Vec<(Vec<f32>, f32)>,
+    /// The non-linearity of the gated unit.
+    pub activation: Activation,
 }
 
 impl<K: Kernels> BaseWeights<K> {
@@ -49,7 +57,14 @@ impl<K: Kernels> BaseWeights<K> {
         let layers = (0..config.layers)
             .map(|layer| load_layer(model, k, &config, layer))
             .collect::<Result<_, _>>()?;
-        let rope = config.rope.inverse_frequencies(config.head_dim);
+        let ropes = [Some(&config.rope), config.local_rope.as_ref()];
+        let ropes = ropes.into_iter().flatten();
+        let ropes = ropes.map(|rope| rope.inverse_frequencies(config.head_dim));
+        let ropes = ropes.collect();
+        let activation = match config.family {
+            Family::Gemma3 => Activation::GeluTanh,
+            Family::Llama | Family::Qwen2 | Family::Qwen3 => Activation::Silu,
+        };
         let final_norm = vector(model, k, TensorName::FinalNorm)?;
         Ok(Self {
             config,
@@ -57,7 +72,8 @@ impl<K: Kernels> BaseWeights<K> {
             head,
             final_norm,
             layers,
-            rope,
+            ropes,
+            activation,
         })
     }
 }
@@ -95,6 +111,13 @@ fn load_layer<K: Kernels>(
         } else {
             None
         },
+        post_norms: if config.family.post_norms() {
+            Some((v(L::PostAttnNorm)?, v(L::PostMlpNorm)?))
+        } else {
+            None
+        },
+        window: config.window(layer),
+        rope: usize::from(config.local_rope.is_some() && config.window(layer).is_some()),
     })
 }
 

@@ -27,7 +27,9 @@ pub(crate) enum Value {
     Texts(Vec<String>),
     /// Integers (32 bits suffice for all that is asked for; wider ones saturate).
     Ints(Vec<i32>),
-    /// Floats or booleans; nothing here reads them.
+    /// Floats.
+    Floats(Vec<f32>),
+    /// Booleans; nothing here reads them.
     Other,
 }
 
@@ -196,6 +198,14 @@ impl Gguf {
             _ => None,
         }
     }
+
+    /// A list of floats.
+    pub(crate) fn floats(&self, key: &str) -> Option<&[f32]> {
+        match self.values.get(key) {
+            Some(Value::Floats(floats)) => Some(floats),
+            _ => None,
+        }
+    }
 }
 
 /// Reads forward through a header and knows how much of the file is left.
@@ -334,6 +344,15 @@ impl<R: Read> Header<'_, R> {
                     ints.push(n.clamp(i32::MIN.into(), i32::MAX.into()) as i32);
                 }
                 Ok(Value::Ints(ints))
+            }
+            6 | 12 => {
+                let mut floats = Vec::with_capacity(count as usize);
+                for _ in 0..count {
+                    if let Value::Float(x) = self.scalar(kind, key)? {
+                        floats.push(x as f32);
+                    }
+                }
+                Ok(Value::Floats(floats))
             }
             _ => {
                 for _ in 0..count {

@@ -29,6 +29,7 @@ mod tensor;
 pub mod testing;
 mod tokenizer_gguf;
 mod tokenizer_hf;
+mod tokenizer_spm;
 mod tokenizer_write;
 
 pub use config::{Family, ModelConfig, Rope, RopeScaling};

@@ -54,6 +54,8 @@ struct Place {
     stored: Stored,
     /// Heads whose rows llama.cpp's converter interleaved (GGUF `llama` q and k only).
     interleaved_heads: Option<usize>,
+    /// The file holds 1 + w of a norm, w is handed out (GGUF `gemma3` only).
+    plus_one: bool,
 }
 
 impl OpenFile {
@@ -127,13 +129,12 @@ impl Model {
             }
             check_shape(&config, name, tensor.shape)
                 .map_err(|reason| ModelError::tensor(path, &stored_name, reason))?;
-            tensors.insert(
-                name,
-                place_in_gguf(tensor, interleaved_heads(&config, name)),
-            );
+            let plus_one = name.is_norm() && config.family.norm_plus_one();
+            let place = place_in_gguf(tensor, interleaved_heads(&config, name), plus_one);
+            tensors.insert(name, place);
         }
         let known = |stored: &String| stored == ROPE_FACTORS;
-        refuse_strangers(path, gguf.tensors.keys(), &config.tensor_names(), known)?;
+        refuse_strangers(path, gguf.tensors.keys(), &config, known)?;
         let (name, text) = (
             name.to_owned(),
             TextSource::Gguf(Box::new(gguf.without_tensors())),
@@ -164,7 +165,7 @@ impl Model {
         }
         let mut tensors = BTreeMap::new();
         for name in config.tensor_names() {
-            let stored_name = name.hugging_face();
+            let stored_name = name.hugging_face(config.family);
             let Some((index, tensor)) = found.get(&stored_name) else {
                 let reason = "is missing from the model's files";
                 return Err(ModelError::tensor(&paths[0], &stored_name, reason));
@@ -177,9 +178,10 @@ impl Model {
             // Old checkpoints carry frequencies that follow from the configuration, and some a
             // copy of the tied embeddings.
             stored.ends_with("rotary_emb.inv_freq")
-                || (config.tie_embeddings && *stored == TensorName::Head.hugging_face())
+                || (config.tie_embeddings
+                    && *stored == TensorName::Head.hugging_face(config.family))
         };
-        refuse_strangers(folder, found.keys(), &config.tensor_names(), known)?;
+        refuse_strangers(folder, found.keys(), &config, known)?;
         let (name, text) = (name.to_owned(), TextSource::Folder(folder.to_owned()));
         Ok(Self {
             name,
@@ -204,6 +206,7 @@ impl Model {
     /// How a tensor will be handed out, without reading it.
     pub fn dtype(&self, name: TensorName) -> Option<DType> {
         self.tensors.get(&name).map(|place| match place.stored {
+            _ if place.plus_one => DType::F32,
             Stored::Plain(dtype) => dtype,
             Stored::Q5_0 | Stored::Unknown(_) => DType::Q8_0,
         })
@@ -234,13 +237,21 @@ impl Model {
         };
         let file = &self.files[place.file];
         let mut bytes = file.read(place.offset, place.bytes)?;
-        let dtype = match place.stored {
+        let mut dtype = match place.stored {
             Stored::Plain(dtype) => dtype,
             Stored::Q5_0 | Stored::Unknown(_) => {
                 bytes = q5_0_to_q8_0(&bytes);
                 DType::Q8_0
             }
         };
+        if place.plus_one {
+            let values = crate::dequant::to_f32(dtype, &bytes);
+            bytes = values
+                .iter()
+                .flat_map(|v| (v - 1.0).to_le_bytes())
+                .collect();
+            dtype = DType::F32;
+        }
         if let Some(heads) = place.interleaved_heads {
             bytes = half_split_rows(&bytes, heads, self.config.head_dim);
         }
@@ -391,7 +402,7 @@ fn check_shape(config: &ModelConfig, name: TensorName, found: [usize; 2]) -> Res
     }
 }
 
-fn place_in_gguf(tensor: &GgufTensor, interleaved_heads: Option<usize>) -> Place {
+fn place_in_gguf(tensor: &GgufTensor, interleaved_heads: Option<usize>, plus_one: bool) -> Place {
     Place {
         file: 0,
         offset: tensor.offset,
@@ -399,6 +410,7 @@ fn place_in_gguf(tensor: &GgufTensor, interleaved_heads: Option<usize>) -> Place
         shape: tensor.shape,
         stored: tensor.stored,
         interleaved_heads,
+        plus_one,
     }
 }
 
@@ -421,6 +433,7 @@ fn place_in_folder(
         shape,
         stored,
         interleaved_heads: None,
+        plus_one: false,
     })
 }
 
@@ -428,12 +441,13 @@ fn place_in_folder(
 fn refuse_strangers<'a>(
     path: &Path,
     stored: impl Iterator<Item = &'a String>,
-    expected: &[TensorName],
+    config: &ModelConfig,
     known: impl Fn(&String) -> bool,
 ) -> Result<()> {
-    let expected: std::collections::HashSet<String> = expected
-        .iter()
-        .flat_map(|name| [name.gguf(), name.hugging_face()])
+    let expected: std::collections::HashSet<String> = config
+        .tensor_names()
+        .into_iter()
+        .flat_map(|name| [name.gguf(), name.hugging_face(config.family)])
         .collect();
     for name in stored {
         if !expected.contains(name) && !known(name) {

@@ -146,7 +146,7 @@ fn write_weights(
     let shape = |name: &TensorName| config.shape(*name).unwrap_or_default();
     let table: Vec<_> = names
         .iter()
-        .map(|name| (name.hugging_face(), shape(name)))
+        .map(|name| (name.hugging_face(config.family), shape(name)))
         .collect();
     let mut writer = SafetensorsWriter::create(path, dtype, &table)?;
     let mut meter = Meter::new(
@@ -160,8 +160,9 @@ fn write_weights(
             model.tensor(name)?.bytes
         } else {
             let (shape, values) = edited(edit, model, name, path)?;
-            encode(dtype, shape[1], &values)
-                .map_err(|reason| ModelError::tensor(path, &name.hugging_face(), reason))?
+            encode(dtype, shape[1], &values).map_err(|reason| {
+                ModelError::tensor(path, &name.hugging_face(config.family), reason)
+            })?
         };
         writer.tensor(&bytes)?;
         meter.add(bytes.len());
@@ -366,6 +367,9 @@ fn write_plan(
                 let (shape, mut values) = edited(edit, model, *name, path)?;
                 if let Some(heads) = interleaved_heads(model.config(), *name) {
                     values = interleave(&values, heads, model.config().head_dim);
+                }
+                if name.is_norm() && model.config().family.norm_plus_one() {
+                    values.iter_mut().for_each(|w| *w += 1.0);
                 }
                 encode(*dtype, shape[1], &values).map_err(refuse)?
             }

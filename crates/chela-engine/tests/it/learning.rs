@@ -250,9 +250,13 @@ fn alike() -> Vec<Sample> {
 
 #[test]
 fn what_samples_share_is_read_once_and_changes_nothing() {
-    for window in [None, Some(11)] {
+    for (family, window) in [
+        (Family::Qwen3, None),
+        (Family::Qwen3, Some(11)),
+        (Family::Gemma3, Some(11)),
+    ] {
         let spec_of = TinySpec {
-            family: Family::Qwen3,
+            family,
             sliding_window: window,
             ..TinySpec::default()
         };
@@ -288,7 +292,7 @@ fn what_samples_share_is_read_once_and_changes_nothing() {
         }
         let norm = |v: &[f32]| v.iter().map(|g| g * g).sum::<f32>().sqrt();
         let gap: Vec<f32> = wanted.iter().zip(&got).map(|(a, b)| a - b).collect();
-        assert!(norm(&gap) < 1e-5 * norm(&wanted), "{window:?}");
+        assert!(norm(&gap) < 1e-5 * norm(&wanted), "{family:?} {window:?}");
         let mut shuffled = batch.clone();
         shuffled.reverse();
         assert!(

@@ -11,6 +11,7 @@ mod exported;
 mod faulty;
 mod forgetting;
 
+mod gemma_real;
 mod golden;
 mod imports;
 mod learning;
