@@ -25,6 +25,11 @@ def bf16_file(path):
         begin, end = t["data_offsets"]
         half = np.frombuffer(raw[8 + size + begin:8 + size + end], "<u2").astype(np.uint32)
         out[name] = (half << 16).view(np.float32).astype(np.float64).reshape(t["shape"])
+    for at in {n.split(".experts.")[0] for n in out if ".experts." in n}:
+        take = lambda part: np.stack([out.pop(f"{at}.experts.{e}.{part}_proj.weight") for e in range(len(out[f"{at}.gate.weight"]))])
+        gate, up, down = take("gate"), take("up"), take("down")
+        # as transformers names and stacks them
+        out[f"{at}.experts.gate_up_proj"], out[f"{at}.experts.down_proj"] = np.concatenate([gate, up], 1), down
     return out
 
 
@@ -69,6 +74,19 @@ def turn(x, angles):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def mixture(config, w, at, h):
+    """Row by row: the likeliest experts, each a gated unit, added up with their probabilities."""
+    out = np.zeros_like(h)
+    for row, x in enumerate(h):
+        p = np.exp(log_softmax(w[at + "gate.weight"] @ x))
+        chosen = np.argsort(-p)[:config["num_experts_per_tok"]]
+        total = p[chosen].sum() if config["norm_topk_prob"] else 1.0
+        for e in chosen:
+            gate, up = np.split(w[at + "experts.gate_up_proj"][e] @ x, 2)
+            out[row] += p[e] / total * (w[at + "experts.down_proj"][e] @ (gate / (1 + np.exp(-gate)) * up))
+    return out
+
+
 def logits(config, w, ids, lora=None, scale=2.0):
     eps, heads, kv = config["rms_norm_eps"], config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
@@ -111,6 +129,9 @@ def logits(config, w, ids, lora=None, scale=2.0):
         added = linear(at + "self_attn.o_proj", np.concatenate(mixed, -1))
         x = x + (norm(added, w[at + "post_attention_layernorm.weight"], eps) if gemma else added)
         h = norm(x, w[at + ("pre_feedforward" if gemma else "post_attention") + "_layernorm.weight"], eps)
+        if at + "mlp.experts.down_proj" in w:
+            x = x + mixture(config, w, at + "mlp.", h)
+            continue
         gate = linear(at + "mlp.gate_proj", h)
         if gemma:
             act = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2

@@ -3,7 +3,8 @@
 use crate::{
     adapter::{Adapter, Target},
     error::kernel,
-    weights::{BaseWeights, LayerWeights},
+    experts,
+    weights::{BaseWeights, LayerWeights, Mlp},
 };
 use chela_core::{EngineError, TokenId};
 use chela_kernels::{
@@ -391,7 +392,7 @@ fn attention<K: Kernels>(
     let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
     k.rms_norm(&w.x, &layer.attn_norm, hidden_norm(base, rows), &mut w.h)
         .map_err(kernel)?;
-    let [wq, wk, wv, wo, ..] = &layer.linear;
+    let [wq, wk, wv, wo] = &layer.attention;
     let [bq, bk, bv, bo] = &layer.bias;
     k.linear_group(
         Mat::new(&w.h, rows, c.hidden),
@@ -513,7 +514,15 @@ fn gated<K: Kernels>(
     let wide = c.intermediate;
     k.rms_norm(&w.x, &layer.mlp_norm, hidden_norm(base, rows), &mut w.h)
         .map_err(kernel)?;
-    let [.., gate, up, down] = &layer.linear;
+    let norm = layer.post_norms.as_ref().map(|(_, mlp)| mlp);
+    let [gate, up, down] = match &layer.mlp {
+        Mlp::Gated(maps) => maps,
+        Mlp::Experts(own) => {
+            let mut out = k.zeros(rows * c.hidden).map_err(kernel)?;
+            experts::forward(k, (base, own), &w.h, (rows, mode), &mut out)?;
+            return add_residual(k, base, (norm, rows), (&out, &mut w.post), &mut w.x);
+        }
+    };
     k.linear_group(
         Mat::new(&w.h, rows, c.hidden),
         &mut [
@@ -553,6 +562,5 @@ fn gated<K: Kernels>(
         &mut w.h,
         &mut w.low,
     )?;
-    let norm = layer.post_norms.as_ref().map(|(_, mlp)| mlp);
     add_residual(k, base, (norm, rows), (&w.h, &mut w.post), &mut w.x)
 }

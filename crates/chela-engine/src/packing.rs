@@ -24,9 +24,23 @@ fn width(sample: &Sample) -> usize {
     sample.candidates().map_or(1, |c| c.k())
 }
 
-/// Depth-first order of a trie, and within it what needs no order in that of the batch.
+/// Depth-first order of a trie, and of samples read alike by what else they say: their derivatives at one row are added up in this
+/// order, so that the order of a batch does not reach the last bit of a sum.
 fn order(a: &Sample, b: &Sample) -> Ordering {
-    (width(a), read(a)).cmp(&(width(b), read(b)))
+    let numbers = |a: &[f32], b: &[f32]| {
+        let unequal = a.iter().zip(b).map(|(a, b)| a.total_cmp(b));
+        unequal.fold(a.len().cmp(&b.len()), Ordering::then)
+    };
+    let named = |s: &Sample| s.candidates().map(|c| c.ids().to_vec());
+    (width(a), read(a))
+        .cmp(&(width(b), read(b)))
+        .then_with(|| a.tokens().cmp(b.tokens()))
+        .then_with(|| a.start().cmp(&b.start()))
+        .then_with(|| a.temperature().total_cmp(&b.temperature()))
+        .then_with(|| numbers(a.advantages(), b.advantages()))
+        .then_with(|| numbers(a.behavior_logprobs(), b.behavior_logprobs()))
+        .then_with(|| a.mask().cmp(b.mask()))
+        .then_with(|| named(a).cmp(&named(b)))
 }
 
 /// Cuts a batch into blocks that are run one after the other, as indices in depth-first order. A block has at most `rows` rows of its

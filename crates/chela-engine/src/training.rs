@@ -5,9 +5,10 @@
 use crate::{
     adapter::{Adapter, Target},
     error::kernel,
+    experts::{self, Routed},
     forward::{Span, add_low_rank, embed, head_norm, heads, hidden_norm, rope, rope_tables},
     packing::Block,
-    weights::{BaseWeights, LayerWeights},
+    weights::{BaseWeights, LayerWeights, Mlp},
 };
 use chela_core::EngineError;
 use chela_kernels::{
@@ -25,10 +26,16 @@ struct Saved<K: Kernels> {
     o: K::Buf,
     lse: K::Buf,
     mid: K::Buf,
-    gate: K::Buf,
-    up: K::Buf,
+    mlp: SavedMlp<K>,
     /// What the norms behind attention and gated unit read, for families that have them.
     before_post: Option<(K::Buf, K::Buf)>,
+}
+
+/// What the backward of what follows attention reads.
+enum SavedMlp<K: Kernels> {
+    /// Gate and its other input `[T, I]`.
+    Gated(K::Buf, K::Buf),
+    Experts(Routed<K>),
 }
 
 /// A forward pass that can be gone back through.
@@ -68,7 +75,9 @@ impl<K: Kernels> Pass<'_, K> {
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let plain = if c.qk_norm { q + kv } else { 0 };
         let post = if c.family.post_norms() { 2 } else { 0 } * c.hidden;
-        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + 2 * c.intermediate + plain + post;
+        let (copies, logits) = c.experts.map_or((1, 0), |e| (e.active, e.count));
+        let inner = 2 * c.intermediate * copies + logits;
+        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + inner + plain + post;
         4 * row * c.layers
     }
 
@@ -148,20 +157,7 @@ impl<K: Kernels> Pass<'_, K> {
         k.axpy(t * c.hidden, 1.0, x, &mut mid).map_err(kernel)?;
         k.rms_norm(&mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
-        let (mut gate, mut up) = (self.zeros(c.intermediate)?, self.zeros(c.intermediate)?);
-        self.linear(index, Target::Gate, &h, &mut gate)?;
-        self.linear(index, Target::Up, &h, &mut up)?;
-        let mut act = self.zeros(c.intermediate)?;
-        k.glu(
-            self.base.activation,
-            t * c.intermediate,
-            &gate,
-            &up,
-            &mut act,
-        )
-        .map_err(kernel)?;
-        let mut out = self.zeros(c.hidden)?;
-        self.linear(index, Target::Down, &act, &mut out)?;
+        let (out, mlp) = self.mlp(index, &h)?;
         let (mut out, mlp_out) = self.post_norm(post.map(|(_, mlp)| mlp), out)?;
         k.axpy(t * c.hidden, 1.0, &mid, &mut out).map_err(kernel)?;
         Ok((
@@ -174,11 +170,30 @@ impl<K: Kernels> Pass<'_, K> {
                 o,
                 lse,
                 mid,
-                gate,
-                up,
+                mlp,
                 before_post: attn_out.zip(mlp_out),
             },
         ))
+    }
+
+    /// What follows attention, from the normed rows.
+    fn mlp(&self, index: usize, h: &K::Buf) -> Result<(K::Buf, SavedMlp<K>), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let mut out = self.zeros(c.hidden)?;
+        if let Mlp::Experts(own) = &self.base.layers[index].mlp {
+            let how = (t, RowsMode::Prefill);
+            let routed = experts::forward(k, (self.base, own), h, how, &mut out)?;
+            return Ok((out, SavedMlp::Experts(routed)));
+        }
+        let (mut gate, mut up) = (self.zeros(c.intermediate)?, self.zeros(c.intermediate)?);
+        self.linear(index, Target::Gate, h, &mut gate)?;
+        self.linear(index, Target::Up, h, &mut up)?;
+        let mut act = self.zeros(c.intermediate)?;
+        let n = t * c.intermediate;
+        k.glu(self.base.activation, n, &gate, &up, &mut act)
+            .map_err(kernel)?;
+        self.linear(index, Target::Down, &act, &mut out)?;
+        Ok((out, SavedMlp::Gated(gate, up)))
     }
 
     /// The norm of what attention or the gated unit gave, and what it read; without such a norm the same buffer.
@@ -227,7 +242,7 @@ impl<K: Kernels> Pass<'_, K> {
         let (k, t) = (self.k, self.block.rows());
         let layer = &self.base.layers[index];
         let bias = layer.bias.get(target as usize).and_then(Option::as_ref);
-        let weight = &layer.linear[target as usize];
+        let weight = layer.linear(target)?;
         let to = MatMut::new(y, t, out);
         k.linear(Mat::new(x, t, input), weight, bias, to, RowsMode::Prefill)
             .map_err(kernel)?;
@@ -249,7 +264,7 @@ impl<K: Kernels> Pass<'_, K> {
             self.zeros(kv_width)?,
             self.zeros(kv_width)?,
         );
-        let [wq, wk, wv, ..] = &layer.linear;
+        let [wq, wk, wv, _] = &layer.attention;
         let [bq, bk, bv, _] = &layer.bias;
         k.linear_group(
             Mat::new(h, t, c.hidden),
@@ -419,49 +434,13 @@ impl<K: Kernels> Pass<'_, K> {
         dx: &mut K::Buf,
         grads: &mut Adapter<K::Buf>,
     ) -> Result<(), EngineError> {
-        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let (k, t) = (self.k, self.block.rows());
         let layer = &self.base.layers[index];
-        let n = t * c.intermediate;
-        let mut act = self.zeros(c.intermediate)?;
-        k.glu(self.base.activation, n, &saved.gate, &saved.up, &mut act)
-            .map_err(kernel)?;
-        let mut d_act = self.zeros(c.intermediate)?;
         let own = match (&layer.post_norms, &saved.before_post) {
             (Some((_, norm)), Some((_, x))) => Some(self.post_norm_backward((norm, x), dx)?),
             _ => None,
         };
-        self.linear_backward(
-            (index, Target::Down),
-            &act,
-            own.as_ref().unwrap_or(dx),
-            (&mut d_act, Acc::Set),
-            grads,
-        )?;
-        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
-        let grad = GluGrad {
-            dout: &d_act,
-            dgate: &mut d_gate,
-            dup: &mut d_up,
-        };
-        k.glu_backward(self.base.activation, n, &saved.gate, &saved.up, grad)
-            .map_err(kernel)?;
-        let mut h = self.zeros(c.hidden)?;
-        k.rms_norm(
-            &saved.mid,
-            &layer.mlp_norm,
-            hidden_norm(self.base, t),
-            &mut h,
-        )
-        .map_err(kernel)?;
-        let mut dh = self.zeros(c.hidden)?;
-        self.linear_backward(
-            (index, Target::Gate),
-            &h,
-            &d_gate,
-            (&mut dh, Acc::Set),
-            grads,
-        )?;
-        self.linear_backward((index, Target::Up), &h, &d_up, (&mut dh, Acc::Add), grads)?;
+        let dh = self.mlp_backward(index, saved, own.as_ref().unwrap_or(dx), grads)?;
         let grad = NormGrad {
             dx,
             acc: Acc::Add,
@@ -475,6 +454,51 @@ impl<K: Kernels> Pass<'_, K> {
             grad,
         )
         .map_err(kernel)
+    }
+
+    /// Derivative by the normed rows that the gated unit or the experts read.
+    fn mlp_backward(
+        &self,
+        index: usize,
+        saved: &Saved<K>,
+        dout: &K::Buf,
+        grads: &mut Adapter<K::Buf>,
+    ) -> Result<K::Buf, EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let layer = &self.base.layers[index];
+        let mut dh = self.zeros(c.hidden)?;
+        let (gate, up) = match (&saved.mlp, &layer.mlp) {
+            (SavedMlp::Gated(gate, up), _) => (gate, up),
+            (SavedMlp::Experts(routed), Mlp::Experts(own)) => {
+                experts::backward(k, (self.base, own), (routed, t), dout, &mut dh)?;
+                return Ok(dh);
+            }
+            _ => return Err(EngineError::Shape("a tape of another model".to_owned())),
+        };
+        let n = t * c.intermediate;
+        let mut act = self.zeros(c.intermediate)?;
+        k.glu(self.base.activation, n, gate, up, &mut act)
+            .map_err(kernel)?;
+        let mut d_act = self.zeros(c.intermediate)?;
+        let to = (&mut d_act, Acc::Set);
+        self.linear_backward((index, Target::Down), &act, dout, to, grads)?;
+        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
+        let grad = GluGrad {
+            dout: &d_act,
+            dgate: &mut d_gate,
+            dup: &mut d_up,
+        };
+        k.glu_backward(self.base.activation, n, gate, up, grad)
+            .map_err(kernel)?;
+        let mut h = self.zeros(c.hidden)?;
+        let norm = hidden_norm(self.base, t);
+        k.rms_norm(&saved.mid, &layer.mlp_norm, norm, &mut h)
+            .map_err(kernel)?;
+        let to = (&mut dh, Acc::Set);
+        self.linear_backward((index, Target::Gate), &h, &d_gate, to, grads)?;
+        let to = (&mut dh, Acc::Add);
+        self.linear_backward((index, Target::Up), &h, &d_up, to, grads)?;
+        Ok(dh)
     }
 
     fn head_norm_backward(
@@ -508,7 +532,7 @@ impl<K: Kernels> Pass<'_, K> {
     ) -> Result<(), EngineError> {
         let (out, input) = target.shape(&self.base.config);
         let (k, t, r) = (self.k, self.block.rows(), self.adapter.rank);
-        let weight = &self.base.layers[index].linear[target as usize];
+        let weight = self.base.layers[index].linear(target)?;
         k.linear_dx(Mat::new(dy, t, out), weight, MatMut::new(dx, t, input), acc)
             .map_err(kernel)?;
         let (Some(lora), Some(grad)) = (

@@ -1,6 +1,10 @@
 //! The base weights as the kernels hold them: once, in their stored types, shared by serving and training.
 
-use crate::error::{kernel, weights};
+use crate::{
+    adapter::Target,
+    error::{kernel, weights},
+    experts::Experts,
+};
 use chela_core::EngineError;
 use chela_kernels::{Activation, DType, Kernels};
 use chela_model::{Family, LayerTensor, Model, ModelConfig, TensorData, TensorName};
@@ -12,8 +16,10 @@ pub struct LayerWeights<K: Kernels> {
     pub attn_norm: K::Buf,
     /// Norm before the gated unit `[H]`.
     pub mlp_norm: K::Buf,
-    /// q k v o gate up down, each `[out, in]`, in the order of [`crate::adapter::Target`].
-    pub linear: [K::Weight; 7],
+    /// q k v o, each `[out, in]`, in the order of [`Target`].
+    pub attention: [K::Weight; 4],
+    /// What follows attention.
+    pub mlp: Mlp<K>,
     /// Biases of q k v o, where the family has them.
     pub bias: [Option<K::Buf>; 4],
     /// Norms of each head of q and k `[D]`, where the family has them.
@@ -24,6 +30,27 @@ pub struct LayerWeights<K: Kernels> {
     pub window: Option<usize>,
     /// Which of [`BaseWeights::ropes`] is its.
     pub rope: usize,
+}
+
+/// What follows attention in a layer.
+pub enum Mlp<K: Kernels> {
+    /// A gated unit: gate up down, each `[out, in]`.
+    Gated([K::Weight; 3]),
+    /// A mixture of them.
+    Experts(Experts<K>),
+}
+
+impl<K: Kernels> LayerWeights<K> {
+    /// The weight of a map that an adapter may change.
+    pub fn linear(&self, target: Target) -> Result<&K::Weight, EngineError> {
+        let (at, attention) = (target as usize, self.attention.len());
+        let found = match &self.mlp {
+            _ if at < attention => Some(&self.attention[at]),
+            Mlp::Gated(maps) => maps.get(at - attention),
+            Mlp::Experts(_) => None,
+        };
+        found.ok_or_else(|| EngineError::Shape(format!("{target:?} in a mixture of experts")))
+    }
 }
 
 /// All of them.
@@ -63,7 +90,7 @@ impl<K: Kernels> BaseWeights<K> {
         let ropes = ropes.collect();
         let activation = match config.family {
             Family::Gemma3 => Activation::GeluTanh,
-            Family::Llama | Family::Qwen2 | Family::Qwen3 => Activation::Silu,
+            Family::Llama | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => Activation::Silu,
         };
         let final_norm = vector(model, k, TensorName::FinalNorm)?;
         Ok(Self {
@@ -91,15 +118,19 @@ fn load_layer<K: Kernels>(
     Ok(LayerWeights {
         attn_norm: v(L::AttnNorm)?,
         mlp_norm: v(L::MlpNorm)?,
-        linear: [
-            m(L::Q)?,
-            m(L::K)?,
-            m(L::V)?,
-            m(L::O)?,
-            m(L::Gate)?,
-            m(L::Up)?,
-            m(L::Down)?,
-        ],
+        attention: [m(L::Q)?, m(L::K)?, m(L::V)?, m(L::O)?],
+        mlp: match config.experts {
+            None => Mlp::Gated([m(L::Gate)?, m(L::Up)?, m(L::Down)?]),
+            Some(experts) => {
+                let each = |t| split(k, &m(t)?, experts.count);
+                Mlp::Experts(Experts {
+                    router: m(L::Router)?,
+                    gate: each(L::ExpertGates)?,
+                    up: each(L::ExpertUps)?,
+                    down: each(L::ExpertDowns)?,
+                })
+            }
+        },
         bias: [
             bias(config.qkv_bias, L::QBias)?,
             bias(config.qkv_bias, L::KBias)?,
@@ -119,6 +150,15 @@ fn load_layer<K: Kernels>(
         window: config.window(layer),
         rope: usize::from(config.local_rope.is_some() && config.window(layer).is_some()),
     })
+}
+
+/// The matrices of a stack, over the same bytes.
+fn split<K: Kernels>(k: &K, stack: &K::Weight, n: usize) -> Result<Vec<K::Weight>, EngineError> {
+    let rows = k.weight_shape(stack).0 / n;
+    (0..n)
+        .map(|i| k.weight_rows(stack, i * rows..(i + 1) * rows))
+        .collect::<Result<_, _>>()
+        .map_err(kernel)
 }
 
 fn matrix<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Weight, EngineError> {

@@ -14,6 +14,19 @@ pub enum Family {
     /// Gemma 3, text: as Qwen3, and norms also behind attention and MLP, the factor of every norm 1 + w, GELU in the gate,
     /// embeddings times the root of their width, and most layers with a sliding window and rotary positions of their own.
     Gemma3,
+    /// Qwen3 with a mixture of experts in every layer.
+    Qwen3Moe,
+}
+
+/// The experts of every layer's MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// How many there are; each is `intermediate` wide.
+    pub count: usize,
+    /// How many a token goes through.
+    pub active: usize,
+    /// The weights of a token's experts are divided by their sum.
+    pub normalised: bool,
 }
 
 impl Family {
@@ -24,6 +37,7 @@ impl Family {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Gemma3 => "gemma3",
+            Self::Qwen3Moe => "qwen3moe",
         }
     }
 
@@ -34,7 +48,13 @@ impl Family {
             Self::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
             Self::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
             Self::Gemma3 => ("Gemma3ForCausalLM", "gemma3_text"),
+            Self::Qwen3Moe => ("Qwen3MoeForCausalLM", "qwen3_moe"),
         }
+    }
+
+    /// Whether q and k are normed per head.
+    pub(crate) fn qk_norm(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Gemma3 | Self::Qwen3Moe)
     }
 
     /// Whether norms also follow attention and MLP.
@@ -63,8 +83,10 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of one head; not always `hidden / heads`.
     pub head_dim: usize,
-    /// Width of the gated MLP.
+    /// Width of the gated MLP, of one expert where there are some.
     pub intermediate: usize,
+    /// The mixture of experts that takes the MLP's place, where the family has one.
+    pub experts: Option<Experts>,
     /// Rows of the embedding (may exceed the tokenizer's vocabulary).
     pub vocab: usize,
     /// Epsilon of every RMS norm.
@@ -230,6 +252,16 @@ impl ModelConfig {
             .filter(|_| !self.full_layers.contains(&layer))
     }
 
+    /// How many matrices a tensor is a stack of: one, or one for each expert.
+    pub(crate) fn stack(&self, name: TensorName) -> usize {
+        match name {
+            TensorName::Layer(_, tensor) if tensor.of_experts() => {
+                self.experts.map_or(1, |experts| experts.count)
+            }
+            _ => 1,
+        }
+    }
+
     /// What embeddings are multiplied by. Activations are f32 here, so this is the f32 that transformers takes for a model in f32;
     /// only when it computes in bf16 does it round the factor to bf16 first. llama.cpp takes the f32 too.
     pub fn embed_scale(&self) -> f32 {
@@ -272,8 +304,15 @@ impl ModelConfig {
             LayerTensor::KBias | LayerTensor::VBias => self.qkv_bias.then_some([1, kv]),
             LayerTensor::OBias => self.o_bias.then_some([1, hidden]),
             LayerTensor::QNorm | LayerTensor::KNorm => self.qk_norm.then_some([1, self.head_dim]),
-            LayerTensor::Gate | LayerTensor::Up => Some([inner, hidden]),
-            LayerTensor::Down => Some([hidden, inner]),
+            LayerTensor::Gate | LayerTensor::Up => {
+                self.experts.is_none().then_some([inner, hidden])
+            }
+            LayerTensor::Down => self.experts.is_none().then_some([hidden, inner]),
+            LayerTensor::Router => self.experts.map(|e| [e.count, hidden]),
+            LayerTensor::ExpertGates | LayerTensor::ExpertUps => {
+                self.experts.map(|e| [e.count * inner, hidden])
+            }
+            LayerTensor::ExpertDowns => self.experts.map(|e| [e.count * hidden, inner]),
         }
     }
 
@@ -317,6 +356,14 @@ impl ModelConfig {
             if size == 0 || size > MOST {
                 return Some(format!("{what} is {size}, expected 1 to {MOST}"));
             }
+        }
+        if let Some(experts) = self.experts
+            && (experts.active == 0 || experts.active > experts.count || experts.count > 4096)
+        {
+            return Some(format!(
+                "{} of {} experts for a token, expected 1 to all of at most 4096",
+                experts.active, experts.count
+            ));
         }
         if self.layers > 4096 || self.heads > 4096 {
             return Some(format!("{} layers of {} heads", self.layers, self.heads));

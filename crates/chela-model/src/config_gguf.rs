@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::{Family, ModelConfig, Rope, RopeScaling, full_layers};
+use crate::config::{Experts, Family, ModelConfig, Rope, RopeScaling, full_layers};
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 
@@ -29,11 +29,12 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
         "qwen2" => Family::Qwen2,
         "qwen3" => Family::Qwen3,
         "gemma3" => Family::Gemma3,
+        "qwen3moe" => Family::Qwen3Moe,
         other => {
             return Err(unsupported(
                 path,
                 format!("the architecture {other}"),
-                "llama, qwen2, qwen3 and gemma3 are",
+                "llama, qwen2, qwen3, qwen3moe and gemma3 are",
             ));
         }
     };
@@ -42,14 +43,22 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
         path,
         family: named,
     };
-    if keys
-        .optional_size("expert_count")
-        .is_some_and(|experts| experts > 0)
-    {
+    let experts = match family {
+        Family::Qwen3Moe => Some(Experts {
+            count: keys.size("expert_count")?,
+            active: keys.size("expert_used_count")?,
+            // GGUF has no key for it, llama.cpp always does so.
+            normalised: true,
+        }),
+        _ => None,
+    };
+    let mixed = keys.optional_size("expert_count");
+    if let Some(count) = mixed.filter(|count| *count > 0 && experts.is_none()) {
+        let what = format!("a {named} with {count} experts");
         return Err(unsupported(
             path,
-            "a mixture of experts".to_owned(),
-            "dense models are",
+            what,
+            "a mixture of experts in qwen3moe is",
         ));
     }
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
@@ -96,7 +105,11 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
             .optional_size("attention.head_count_kv")
             .unwrap_or(heads),
         head_dim,
-        intermediate: keys.size("feed_forward_length")?,
+        intermediate: keys.size(match family {
+            Family::Qwen3Moe => "expert_feed_forward_length",
+            _ => "feed_forward_length",
+        })?,
+        experts,
         vocab: embed.map_or(tokens.len(), |tensor| tensor.shape[0]),
         rms_eps: keys.number("attention.layer_norm_rms_epsilon")?,
         rope: rope(keys, context_length, factors)?,
@@ -111,7 +124,7 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
         context_length,
         qkv_bias: bias("q"),
         o_bias: bias("output"),
-        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+        qk_norm: family.qk_norm(),
         end_ids: end_ids(gguf, tokens),
         bos_id: token_id(gguf, "tokenizer.ggml.bos_token_id"),
         add_bos: add_bos(gguf),

@@ -5,13 +5,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::config::{Family, ModelConfig, Rope, RopeScaling, full_layers};
+use crate::config::{Experts, Family, ModelConfig, Rope, RopeScaling, full_layers};
 use crate::error::{ModelError, Result};
 use crate::json::{self, Fields};
 use crate::tokenizer_hf::SpecialNames;
 
-const FAMILIES: &str =
-    "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and Gemma3ForCausalLM are";
+const FAMILIES: &str = "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM and Gemma3ForCausalLM are";
 
 /// Reads the configuration of the model in `folder`.
 pub(crate) fn read(folder: &Path, specials: &SpecialNames) -> Result<ModelConfig> {
@@ -62,7 +61,11 @@ pub(crate) fn read(folder: &Path, specials: &SpecialNames) -> Result<ModelConfig
             .optional_size("num_key_value_heads")?
             .unwrap_or(heads),
         head_dim,
-        intermediate: fields.size("intermediate_size")?,
+        intermediate: fields.size(match family {
+            Family::Qwen3Moe => "moe_intermediate_size",
+            _ => "intermediate_size",
+        })?,
+        experts: experts(fields, family)?,
         vocab: fields.size("vocab_size")?,
         rms_eps: fields.number("rms_norm_eps")?,
         rope,
@@ -82,7 +85,7 @@ pub(crate) fn read(folder: &Path, specials: &SpecialNames) -> Result<ModelConfig
         context_length,
         qkv_bias: attention_bias || family == Family::Qwen2,
         o_bias: attention_bias && family != Family::Qwen2,
-        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+        qk_norm: family.qk_norm(),
         end_ids: end_ids(fields, &generation, specials)?,
         bos_id: match specials.bos_id {
             Some(id) => Some(id),
@@ -109,6 +112,7 @@ fn family(fields: Fields<'_>) -> Result<Family> {
         "LlamaForCausalLM" | "llama" => Ok(Family::Llama),
         "Qwen2ForCausalLM" | "qwen2" => Ok(Family::Qwen2),
         "Qwen3ForCausalLM" | "qwen3" => Ok(Family::Qwen3),
+        "Qwen3MoeForCausalLM" | "qwen3_moe" => Ok(Family::Qwen3Moe),
         "Gemma3ForCausalLM" | "gemma3_text" => Ok(Family::Gemma3),
         "Gemma3ForConditionalGeneration" | "gemma3" => Err(ModelError::Unsupported {
             path: fields.path.to_owned(),
@@ -124,6 +128,40 @@ fn family(fields: Fields<'_>) -> Result<Family> {
     }
 }
 
+/// The experts of a mixture; a model that has an ordinary MLP in some layers is refused.
+fn experts(fields: Fields<'_>, family: Family) -> Result<Option<Experts>> {
+    if family != Family::Qwen3Moe {
+        return Ok(None);
+    }
+    let refuse = |what: String| {
+        Err(ModelError::Unsupported {
+            path: fields.path.to_owned(),
+            what,
+            hint: "experts in every layer are".to_owned(),
+        })
+    };
+    if let Some(step) = fields
+        .optional_size("decoder_sparse_step")?
+        .filter(|s| *s != 1)
+    {
+        return refuse(format!("decoder_sparse_step {step}"));
+    }
+    match fields.get("mlp_only_layers") {
+        None => {}
+        Some(Value::Array(layers)) if layers.is_empty() => {}
+        Some(layers) => return refuse(format!("mlp_only_layers {layers}")),
+    }
+    let count = match fields.optional_size("num_experts")? {
+        Some(count) => count,
+        None => fields.size("num_local_experts")?,
+    };
+    Ok(Some(Experts {
+        count,
+        active: fields.size("num_experts_per_tok")?,
+        normalised: fields.flag("norm_topk_prob")?.unwrap_or(false),
+    }))
+}
+
 /// Switches that would change the forward pass and that no supported model uses.
 fn refuse_unknown_parts(fields: Fields<'_>, family: Family) -> Result<()> {
     let refuse = |what: String, hint: &str| {
@@ -132,7 +170,7 @@ fn refuse_unknown_parts(fields: Fields<'_>, family: Family) -> Result<()> {
     };
     let (key, known) = match family {
         Family::Gemma3 => ("hidden_activation", "gelu_pytorch_tanh"),
-        Family::Llama | Family::Qwen2 | Family::Qwen3 => ("hidden_act", "silu"),
+        _ => ("hidden_act", "silu"),
     };
     if let Some(other) = fields.text(key).filter(|other| *other != known) {
         return refuse(format!("the activation {other}"), &format!("{known} is"));
@@ -270,7 +308,9 @@ fn sliding_window(
     let window = fields.optional_size("sliding_window")?;
     let on = match family {
         Family::Llama | Family::Gemma3 => window.is_some(),
-        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window")?.unwrap_or(false),
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
+            fields.flag("use_sliding_window")?.unwrap_or(false)
+        }
     };
     let Some(window) = window.filter(|_| on) else {
         return Ok((None, Vec::new()));

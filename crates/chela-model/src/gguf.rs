@@ -47,8 +47,10 @@ pub(crate) enum Stored {
 /// Where a tensor lies.
 #[derive(Debug, Clone)]
 pub(crate) struct GgufTensor {
-    /// `[rows, cols]`.
+    /// `[rows, cols]`; of a stack of matrices the rows of all.
     pub shape: [usize; 2],
+    /// How many matrices it is a stack of.
+    pub stack: usize,
     /// Its storage.
     pub stored: Stored,
     /// First byte, from the start of the file.
@@ -433,6 +435,8 @@ impl<R: Read> Header<'_, R> {
         match bytes {
             Some(bytes) => Ok(GgufTensor {
                 shape,
+                // At most the number of rows, which fits.
+                stack: (sizes[2] * sizes[3]) as usize,
                 stored,
                 offset,
                 bytes,

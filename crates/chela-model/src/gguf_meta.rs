@@ -40,6 +40,16 @@ pub(crate) fn of_folder(model: &Model) -> Result<(Metadata, Option<Vec<f32>>)> {
         ("rope.dimension_count", config.head_dim),
         ("vocab_size", config.vocab),
     ];
+    if let Some(experts) = config.experts {
+        let counts = [
+            ("expert_count", experts.count),
+            ("expert_used_count", experts.active),
+            ("expert_feed_forward_length", config.intermediate),
+        ];
+        for (key, count) in counts {
+            metadata.u32(&format!("{family}.{key}"), count as u32);
+        }
+    }
     for (key, size) in sizes {
         metadata.u32(&format!("{family}.{key}"), size as u32);
     }
@@ -86,8 +96,13 @@ fn without_words(config: &ModelConfig) -> Option<String> {
             biases.then(|| "biases in a Gemma's attention".to_owned())
         }
         _ if config.sliding_window.is_some() => Some("a sliding window".to_owned()),
-        Family::Qwen3 if biases => Some("biases in a Qwen3's attention".to_owned()),
-        Family::Llama | Family::Qwen2 | Family::Qwen3 => None,
+        Family::Qwen3 | Family::Qwen3Moe if biases => {
+            Some("biases in a Qwen3's attention".to_owned())
+        }
+        _ if config.experts.is_some_and(|experts| !experts.normalised) => {
+            Some("norm_topk_prob false".to_owned())
+        }
+        Family::Llama | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => None,
     }
 }
 

@@ -55,6 +55,14 @@ pub(crate) fn config_json(config: &ModelConfig, dtype: DType) -> Result<Value, S
         "torch_dtype": torch_name(dtype),
         "use_cache": true,
     });
+    if let Some(experts) = config.experts {
+        json["moe_intermediate_size"] = json!(config.intermediate);
+        json["num_experts"] = json!(experts.count);
+        json["num_experts_per_tok"] = json!(experts.active);
+        json["norm_topk_prob"] = json!(experts.normalised);
+        json["decoder_sparse_step"] = json!(1);
+        json["mlp_only_layers"] = json!([]);
+    }
     if config.family == Family::Gemma3 {
         gemma3_json(config, &mut json)?;
     } else if config.family != Family::Llama {

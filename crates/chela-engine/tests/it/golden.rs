@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-pub const NAMES: [&str; 8] = [
+pub const NAMES: [&str; 10] = [
     "llama-tied",
     "llama-rope3",
     "qwen2-tied",
@@ -22,6 +22,8 @@ pub const NAMES: [&str; 8] = [
     "qwen3-untied",
     "gemma3-tied",
     "gemma3-scaled",
+    "qwen3moe-normed",
+    "qwen3moe-plain",
 ];
 
 pub fn root() -> PathBuf {
@@ -222,4 +224,5 @@ fn recomputed_layers_give_the_same_gradients() {
     check_gradients("llama-rope3", 0);
     check_gradients("qwen3-tied", 0);
     check_gradients("gemma3-tied", 0);
+    check_gradients("qwen3moe-normed", 0);
 }

@@ -250,10 +250,13 @@ fn alike() -> Vec<Sample> {
 
 #[test]
 fn what_samples_share_is_read_once_and_changes_nothing() {
-    for (family, window) in [
-        (Family::Qwen3, None),
-        (Family::Qwen3, Some(11)),
-        (Family::Gemma3, Some(11)),
+    for (family, window, seed) in [
+        (Family::Qwen3, None, 7),
+        (Family::Qwen3, None, 12),
+        (Family::Qwen3, Some(11), 8),
+        (Family::Gemma3, Some(11), 7),
+        (Family::Qwen3Moe, None, 7),
+        (Family::Qwen3Moe, Some(11), 9),
     ] {
         let spec_of = TinySpec {
             family,
@@ -261,7 +264,7 @@ fn what_samples_share_is_read_once_and_changes_nothing() {
             ..TinySpec::default()
         };
         let dir = tempfile::tempdir().unwrap();
-        let files = write_tiny_llama(dir.path(), 7, &spec_of).unwrap();
+        let files = write_tiny_llama(dir.path(), seed, &spec_of).unwrap();
         let engine = LocalEngine::open(&Model::open(&files).unwrap(), options()).unwrap();
         let batch = alike();
         let gradients = |parts: &[&[Sample]]| {
@@ -295,9 +298,11 @@ fn what_samples_share_is_read_once_and_changes_nothing() {
         assert!(norm(&gap) < 1e-5 * norm(&wanted), "{family:?} {window:?}");
         let mut shuffled = batch.clone();
         shuffled.reverse();
-        assert!(
-            gradients(&[&shuffled]).1 == got,
-            "the order of a batch does not matter, not in the last bit"
+        let again = gradients(&[&shuffled]).1;
+        let odd = again.iter().zip(&got).filter(|(a, b)| a != b).count();
+        assert_eq!(
+            odd, 0,
+            "{family:?} {window:?}: the order of a batch does not matter, not in the last bit"
         );
     }
 }

@@ -18,6 +18,7 @@ mod learning;
 mod load;
 mod merged_real;
 mod merging;
+mod mixed;
 mod receipts;
 mod replay;
 mod requests;

@@ -71,8 +71,18 @@ fn gap(
     (most.max(4.0 * mean), merged)
 }
 
-/// llama.cpp knows no other scale of a Gemma's attention than that of the published models.
-const NO_GGUF: &str = "gemma3-scaled";
+/// llama.cpp knows no other scale of a Gemma's attention than that of the published models, and divides experts' weights always.
+const NO_GGUF: [(&str, &str); 2] = [
+    (
+        "gemma3-scaled",
+        "a query_pre_attn_scalar of 24 instead of 16",
+    ),
+    ("qwen3moe-plain", "norm_topk_prob false"),
+];
+
+fn no_gguf(name: &str) -> bool {
+    NO_GGUF.iter().any(|(no, _)| *no == name)
+}
 
 #[test]
 fn merged_checkpoints_say_what_base_and_adapter_say() {
@@ -94,10 +104,13 @@ fn merged_checkpoints_say_what_base_and_adapter_say() {
             (Form::Gguf, Some(DType::Q8_0), 1.0),
         ];
         for (form, dtype, most) in cases {
-            if form == Form::Gguf && name == NO_GGUF {
+            if form == Form::Gguf && no_gguf(name) {
                 continue;
             }
             let (gap, merged) = gap((&model, &adapter), (form, dtype), (&tokens, &want));
+            // A rounded weight may send a token to another expert.
+            let far = model.config().experts.is_some() && most > 0.1;
+            let most = if far { 3.0 } else { most };
             assert!(gap < most, "{name} {form:?} {dtype:?}: {gap}");
             let hash = |m: &Model| m.tokenizer_hash().unwrap();
             assert_eq!(hash(&merged), hash(&model), "{name} {form:?}");
@@ -127,7 +140,7 @@ fn merged_tiny_files() {
             (Form::Folder, name.to_owned()),
             (Form::Gguf, format!("{name}.gguf")),
         ] {
-            if form == Form::Gguf && name == NO_GGUF {
+            if form == Form::Gguf && no_gguf(name) {
                 continue;
             }
             let what = (form, Some(DType::F32));
@@ -162,7 +175,13 @@ const TOKENS: [u32; 12] = [7, 3, 250, 41, 41, 9, 260, 100, 12, 5, 77, 281];
 
 #[test]
 fn gguf_models_are_merged_into_both_forms() {
-    for family in [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Gemma3] {
+    for family in [
+        Family::Llama,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Gemma3,
+        Family::Qwen3Moe,
+    ] {
         for dtype in [DType::F32, DType::Q4_0] {
             let home = tempfile::tempdir().unwrap();
             let spec = testing::TinySpec {
@@ -298,17 +317,16 @@ fn what_gguf_has_no_words_for_is_refused() {
     };
     let error = refused(&window, "window", &|text| text);
     assert!(error.contains("a sliding window"), "{error}");
-    let dir = root().join(NO_GGUF);
-    let to = home.path().join("x.gguf");
-    let what = (Form::Gguf, None);
-    let model = golden_model(&dir);
-    let error = merge(&model, &dir.join("adapter"), what, &to, &mut NoProgress);
-    let error = error.unwrap_err().to_string();
-    let said = "a query_pre_attn_scalar of 24 instead of 16 is not supported";
-    assert!(
-        error.contains(said) && error.contains("write a Hugging Face folder"),
-        "{error}"
-    );
+    for (name, what) in NO_GGUF {
+        let dir = root().join(name);
+        let (model, to) = (golden_model(&dir), home.path().join("x.gguf"));
+        let adapter = dir.join("adapter");
+        let error = merge(&model, &adapter, (Form::Gguf, None), &to, &mut NoProgress);
+        let error = error.unwrap_err().to_string();
+        let said = format!("a GGUF file of a model with {what} is not supported");
+        assert!(error.contains(&said), "{error}");
+        assert!(error.contains("write a Hugging Face folder"), "{error}");
+    }
     let plain = testing::TinySpec::default();
     let prefix =
         |text: String| text.replace("\"add_prefix_space\":false", "\"add_prefix_space\":true");

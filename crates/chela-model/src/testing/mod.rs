@@ -12,7 +12,7 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::config::{Family, ModelConfig, Rope, RopeScaling, full_layers};
+use crate::config::{Experts, Family, ModelConfig, Rope, RopeScaling, full_layers};
 use crate::error::{ModelError, Result};
 use crate::names::TensorName;
 use crate::source::{Layout, ModelFiles};
@@ -25,7 +25,7 @@ pub use tiny_text::{TINY_END, TINY_TEMPLATE, TINY_VOCAB};
 /// Sizes of a tiny model. `Default` is a Llama of 2 layers in F32.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TinySpec {
-    /// The family; Qwen2 gets biases, Qwen3 gets q/k norms, Gemma3 all it has.
+    /// The family; Qwen2 gets biases, Qwen3 gets q/k norms, Gemma3 all it has, Qwen3Moe 6 experts of which 2 are active.
     pub family: Family,
     /// Width; a multiple of 32 for block formats.
     pub hidden: usize,
@@ -75,11 +75,15 @@ impl Default for TinySpec {
 }
 
 impl TinySpec {
-    /// The default sizes in another family; a Gemma3 has a window of 8.
+    /// The default sizes in another family; a Gemma3 has a window of 8, experts are 32 wide.
     pub fn of(family: Family) -> Self {
         Self {
             family,
             sliding_window: (family == Family::Gemma3).then_some(8),
+            intermediate: match family {
+                Family::Qwen3Moe => 32,
+                _ => Self::default().intermediate,
+            },
             ..Self::default()
         }
     }
@@ -96,6 +100,11 @@ impl TinySpec {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             intermediate: self.intermediate,
+            experts: (self.family == Family::Qwen3Moe).then_some(Experts {
+                count: 6,
+                active: 2,
+                normalised: true,
+            }),
             vocab: TINY_VOCAB,
             rms_eps: 1e-5,
             rope: Rope {
@@ -117,7 +126,7 @@ impl TinySpec {
             context_length: self.context_length,
             qkv_bias: self.family == Family::Qwen2,
             o_bias: false,
-            qk_norm: matches!(self.family, Family::Qwen3 | Family::Gemma3),
+            qk_norm: self.family.qk_norm(),
             end_ids: vec![TINY_END, tiny_text::END_OF_TEXT],
             bos_id: None,
             add_bos: false,
@@ -229,6 +238,12 @@ fn config_json(config: &ModelConfig) -> Value {
     if let Some(pattern) = config.window_pattern() {
         json["sliding_window_pattern"] = json!(config.sliding_window.map_or(1, |_| pattern));
     }
+    if let Some(experts) = config.experts {
+        json["moe_intermediate_size"] = json!(config.intermediate);
+        json["num_experts"] = json!(experts.count);
+        json["num_experts_per_tok"] = json!(experts.active);
+        json["norm_topk_prob"] = json!(experts.normalised);
+    }
     if let Some(local) = &config.local_rope {
         json["rope_local_base_freq"] = json!(local.theta);
     }
@@ -286,20 +301,22 @@ fn write_shards(dir: &Path, seed: u64, spec: &TinySpec) -> Result<()> {
             ));
         }
     };
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = config
-        .tensor_names()
-        .into_iter()
-        .map(|name| {
-            let shape = config.shape(name).unwrap_or_default();
-            let shape = if shape[0] == 1 {
-                vec![shape[1]]
-            } else {
-                shape.to_vec()
-            };
-            let bytes = quantise(spec.dtype, &tiny_values(&config, name, seed))?;
-            Ok((name.hugging_face(config.family), shape, bytes))
-        })
-        .collect::<Result<_>>()?;
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for name in config.tensor_names() {
+        let mut shape = config.shape(name).unwrap_or_default();
+        let bytes = quantise(spec.dtype, &tiny_values(&config, name, seed))?;
+        let parts = name.hugging_face_parts(&config);
+        shape[0] /= parts.len();
+        let shape = if shape[0] == 1 {
+            vec![shape[1]]
+        } else {
+            shape.to_vec()
+        };
+        let each = bytes.chunks(bytes.len() / parts.len());
+        for (part, bytes) in parts.into_iter().zip(each) {
+            tensors.push((part, shape.clone(), bytes.to_vec()));
+        }
+    }
     let shards = spec.shards.max(1);
     let mut map = serde_json::Map::new();
     for (index, chunk) in tensors.chunks(tensors.len().div_ceil(shards)).enumerate() {

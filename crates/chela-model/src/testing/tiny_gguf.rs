@@ -57,16 +57,27 @@ pub fn write_tiny_gguf(dir: &Path, seed: u64, spec: &TinySpec) -> Result<ModelFi
     let mut data = Vec::new();
     for name in names {
         let [rows, cols] = config.shape(name).unwrap_or_default();
-        let dtype = if rows == 1 { DType::F32 } else { spec.dtype };
+        let router = matches!(name, TensorName::Layer(_, LayerTensor::Router));
+        let dtype = if rows == 1 || router {
+            DType::F32
+        } else {
+            spec.dtype
+        };
         let mut values = interleave(&config, name, tiny_values(&config, name, seed));
         if name.is_norm() && config.family.norm_plus_one() {
             values.iter_mut().for_each(|w| *w += 1.0);
         }
         head.text(&name.gguf());
-        head.u32(if rows == 1 { 1 } else { 2 });
-        head.u64(cols as u64);
-        if rows != 1 {
-            head.u64(rows as u64);
+        let stack = config.stack(name);
+        let sizes = [cols, rows / stack, stack];
+        let dims = match (rows, stack) {
+            (1, _) => 1,
+            (_, 1) => 2,
+            _ => 3,
+        };
+        head.u32(dims as u32);
+        for size in &sizes[..dims] {
+            head.u64(*size as u64);
         }
         head.u32(ggml_type(dtype));
         head.u64(data.len() as u64);
@@ -140,6 +151,9 @@ fn metadata(config: &ModelConfig, family: &str) -> (u64, Header) {
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
         ("feed_forward_length", config.intermediate),
+        ("expert_feed_forward_length", config.intermediate),
+        ("expert_count", config.experts.map_or(0, |e| e.count)),
+        ("expert_used_count", config.experts.map_or(0, |e| e.active)),
         ("context_length", config.context_length),
         (
             "attention.sliding_window",

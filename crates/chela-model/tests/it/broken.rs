@@ -289,6 +289,86 @@ fn a_gemma_names_what_is_wrong() {
 }
 
 #[test]
+fn a_mixture_of_experts_names_what_is_wrong() {
+    let cases = [
+        (
+            "decoder_sparse_step",
+            json!(2),
+            "decoder_sparse_step 2 is not supported; experts in every layer are",
+        ),
+        (
+            "mlp_only_layers",
+            json!([1]),
+            "mlp_only_layers [1] is not supported",
+        ),
+        (
+            "num_experts_per_tok",
+            json!(7),
+            "7 of 6 experts for a token, expected 1 to all of at most 4096",
+        ),
+        ("num_experts_per_tok", json!(0), "0 of 6 experts"),
+        (
+            "num_experts",
+            json!("many"),
+            "num_experts is \"many\", expected a whole number",
+        ),
+        (
+            "num_experts",
+            Value::Null,
+            "num_local_experts is missing, expected a whole number",
+        ),
+    ];
+    let spec = TinySpec::of(Family::Qwen3Moe);
+    for (key, value, expected) in cases {
+        let message = with_of(&spec, "config.json", key, value);
+        assert!(message.contains(expected), "{key}: {message}");
+        assert!(message.contains("config.json: "), "{key}: {message}");
+    }
+    // Tensors are named as they are in the file, by expert.
+    let message = with_of(&spec, "config.json", "num_experts", json!(7));
+    assert!(
+        message.contains("model.layers.0.mlp.gate.weight: has the shape [6, 64]"),
+        "{message}"
+    );
+    let message = with_of(&spec, "config.json", "moe_intermediate_size", json!(48));
+    assert!(
+        message.contains("mlp.experts.0.gate_proj.weight: has the shape [32, 64], the configuration asks for [48, 64]"),
+        "{message}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let files = write_tiny_gguf(dir.path(), 1, &spec).unwrap();
+    let Layout::Gguf(path) = files.layout.clone() else {
+        panic!("not a GGUF file")
+    };
+    let bytes = fs::read(&path).unwrap();
+    let name = b"blk.1.ffn_up_exps.weight";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len();
+    let mut spoilt = bytes.clone();
+    // 3 matrices of 64 rows instead of 6 of 32: as many numbers.
+    spoilt[at + 12] = 64;
+    spoilt[at + 20] = 3;
+    fs::write(&path, spoilt).unwrap();
+    let message = Model::open(&files).unwrap_err().to_string();
+    assert!(
+        message.contains("blk.1.ffn_up_exps.weight: is a stack of 3 matrices, expected 6"),
+        "{message}"
+    );
+    let mut dense = bytes;
+    replace(
+        &mut dense,
+        b"\x08\0\0\0\0\0\0\0qwen3moe",
+        b"\x08\0\0\0\0\0\0\0deepseek",
+    );
+    fs::write(&path, dense).unwrap();
+    let message = Model::open(&files).unwrap_err().to_string();
+    assert!(
+        message.contains("the architecture deepseek is not supported"),
+        "{message}"
+    );
+}
+
+#[test]
 fn missing_and_cut_files_are_named() {
     for file in ["config.json", "tokenizer.json", "model.safetensors"] {
         let dir = tempfile::tempdir().unwrap();

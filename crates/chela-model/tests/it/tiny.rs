@@ -6,7 +6,13 @@ use chela_model::testing::{
 use chela_model::{DType, Family, LayerTensor, Model, ModelSource, NoProgress, RopeScaling};
 use chela_model::{TensorName, resolve, tokenizer_hash};
 
-const FAMILIES: [Family; 4] = [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Gemma3];
+const FAMILIES: [Family; 5] = [
+    Family::Llama,
+    Family::Qwen2,
+    Family::Qwen3,
+    Family::Gemma3,
+    Family::Qwen3Moe,
+];
 
 #[test]
 fn folders_of_every_family_give_back_their_weights() {
