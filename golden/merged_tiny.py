@@ -49,6 +49,9 @@ def main():
         with torch.no_grad():
             gap = max((token_logprobs(tuned, ids) - token_logprobs(merged, ids)).abs().max().item() for ids in texts)
         assert gap < 1e-4, (name, gap)
+        if not (folder / f"{name}.gguf").exists():
+            print(name, f"folder within {gap:.1e}; no GGUF file, llama.cpp has no words for it")
+            continue
         for ids, (tokens, shown) in zip(texts, by_llama_cpp(folder / f"{name}.gguf", texts)):
             want = greedy(tuned, ids, STEPS)
             assert tokens == want["ids"][:len(tokens)], (name, tokens, want)
@@ -58,7 +61,8 @@ def main():
             print(name, f"folder within {gap:.1e}; llama.cpp: {len(tokens)} tokens equal, {len(off)} log-probs within {max(off):.1e},",
                   "smallest lead", want["smallest_lead"])
             # It stops at the end tokens of the file, which these checkpoints say now and then.
-            assert len(tokens) >= 4 and max(off) < 1e-4, name
+            # Its GELU is a table of 16-bit floats.
+            assert len(tokens) >= 4 and max(off) < (2e-3 if "gemma" in name else 1e-4), name
 
 
 main()

@@ -25,14 +25,37 @@ def bf16_file(path):
         begin, end = t["data_offsets"]
         half = np.frombuffer(raw[8 + size + begin:8 + size + end], "<u2").astype(np.uint32)
         out[name] = (half << 16).view(np.float32).astype(np.float64).reshape(t["shape"])
+    for at in {n.split(".experts.")[0] for n in out if ".experts." in n}:
+        take = lambda part: np.stack([out.pop(f"{at}.experts.{e}.{part}_proj.weight") for e in range(len(out[f"{at}.gate.weight"]))])
+        gate, up, down = take("gate"), take("up"), take("down")
+        # as transformers names and stacks them
+        out[f"{at}.experts.gate_up_proj"], out[f"{at}.experts.down_proj"] = np.concatenate([gate, up], 1), down
     return out
 
 
-def frequencies(config, width):
-    rope = config.get("rope_parameters") or (config.get("rope_scaling") or {}) | {"rope_theta": config["rope_theta"]}
+def is_gemma(config):
+    return config.get("model_type") == "gemma3_text"
+
+
+def slides(config, layer):
+    """Whether a layer sees the window only: no others than Gemma's do here."""
+    if not is_gemma(config):
+        return False
+    kinds = config.get("layer_types")
+    return kinds[layer] == "sliding_attention" if kinds else (layer + 1) % config["sliding_window_pattern"] != 0
+
+
+def frequencies(config, width, layer):
+    if slides(config, layer):
+        rope = config.get("rope_parameters", {}).get("sliding_attention") or {"rope_theta": config["rope_local_base_freq"]}
+    else:
+        rope = config.get("rope_parameters") or (config.get("rope_scaling") or {}) | {"rope_theta": config["rope_theta"]}
+        rope = rope.get("full_attention", rope)
     inv = rope["rope_theta"] ** (-np.arange(0, width, 2) / width)
     if rope.get("rope_type", "default") == "default":
         return inv
+    if rope["rope_type"] == "linear":
+        return inv / rope["factor"]
     assert rope["rope_type"] == "llama3"
     turns = rope["original_max_position_embeddings"] * inv / (2 * np.pi)  # full turns within the context trained on
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -51,10 +74,25 @@ def turn(x, angles):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def mixture(config, w, at, h):
+    """Row by row: the likeliest experts, each a gated unit, added up with their probabilities."""
+    out = np.zeros_like(h)
+    for row, x in enumerate(h):
+        p = np.exp(log_softmax(w[at + "gate.weight"] @ x))
+        chosen = np.argsort(-p)[:config["num_experts_per_tok"]]
+        total = p[chosen].sum() if config["norm_topk_prob"] else 1.0
+        for e in chosen:
+            gate, up = np.split(w[at + "experts.gate_up_proj"][e] @ x, 2)
+            out[row] += p[e] / total * (w[at + "experts.down_proj"][e] @ (gate / (1 + np.exp(-gate)) * up))
+    return out
+
+
 def logits(config, w, ids, lora=None, scale=2.0):
     eps, heads, kv = config["rms_norm_eps"], config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
-    angles = np.arange(len(ids))[:, None] * frequencies(config, width)
+    gemma = is_gemma(config)
+    if gemma:  # each norm's factor is 1 + w
+        w = {n: 1 + t if n.endswith("norm.weight") else t for n, t in w.items()}
 
     def linear(name, x):
         y = x @ w[name + ".weight"].T
@@ -66,9 +104,14 @@ def logits(config, w, ids, lora=None, scale=2.0):
         return y
 
     x = w["model.embed_tokens.weight"][ids]  # [T, H]
-    mask = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
+    if gemma:
+        x = x * np.sqrt(config["hidden_size"])
+    scalar = config.get("query_pre_attn_scalar", width)
+    back = np.arange(len(ids))[:, None] - np.arange(len(ids))  # how far a key lies before a query
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
+        angles = np.arange(len(ids))[:, None] * frequencies(config, width, layer)
+        mask = np.where((back < 0) | (slides(config, layer) & (back >= (config.get("sliding_window") or len(ids)))), -np.inf, 0)
         h = norm(x, w[at + "input_layernorm.weight"], eps)
         q = linear(at + "self_attn.q_proj", h).reshape(len(ids), heads, width)
         k = linear(at + "self_attn.k_proj", h).reshape(len(ids), kv, width)
@@ -80,13 +123,22 @@ def logits(config, w, ids, lora=None, scale=2.0):
         mixed = []
         for head in range(heads):
             g = head * kv // heads
-            s = q[:, head] @ k[:, g].T / np.sqrt(width) + mask
+            s = q[:, head] @ k[:, g].T / np.sqrt(scalar) + mask
             p = np.exp(s - s.max(-1, keepdims=True))
             mixed.append(p / p.sum(-1, keepdims=True) @ v[:, g])
-        x = x + linear(at + "self_attn.o_proj", np.concatenate(mixed, -1))
-        h = norm(x, w[at + "post_attention_layernorm.weight"], eps)
+        added = linear(at + "self_attn.o_proj", np.concatenate(mixed, -1))
+        x = x + (norm(added, w[at + "post_attention_layernorm.weight"], eps) if gemma else added)
+        h = norm(x, w[at + ("pre_feedforward" if gemma else "post_attention") + "_layernorm.weight"], eps)
+        if at + "mlp.experts.down_proj" in w:
+            x = x + mixture(config, w, at + "mlp.", h)
+            continue
         gate = linear(at + "mlp.gate_proj", h)
-        x = x + linear(at + "mlp.down_proj", gate / (1 + np.exp(-gate)) * linear(at + "mlp.up_proj", h))
+        if gemma:
+            act = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+        else:
+            act = gate / (1 + np.exp(-gate))
+        added = linear(at + "mlp.down_proj", act * linear(at + "mlp.up_proj", h))
+        x = x + (norm(added, w[at + "post_feedforward_layernorm.weight"], eps) if gemma else added)
     return norm(x, w["model.norm.weight"], eps) @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
 
 

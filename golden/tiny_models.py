@@ -2,20 +2,23 @@
 
 import json
 import shutil
+import sys
 
 from common import HERE, greedy, nine, policy_loss, short_name, token_logprobs, top5, write_json
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 SIZE = dict(vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}
+LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
 LORA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+EXPERTS = dict(head_dim=16, rms_norm_eps=1e-6, moe_intermediate_size=32, num_experts=5, num_experts_per_tok=2)
 
 # name: config class, what differs, is config.json to be written in the words used before transformers 5
 MODELS = {
@@ -28,37 +31,72 @@ MODELS = {
     "qwen3-tied": (Qwen3Config, dict(head_dim=32, rms_norm_eps=1e-6, tie_word_embeddings=True,
                                      rope_parameters=PLAIN | {"rope_theta": 1000000.0}), True),
     "qwen3-untied": (Qwen3Config, dict(head_dim=16, rms_norm_eps=1e-6, tie_word_embeddings=False, rope_parameters=PLAIN), False),
+    # texts longer than the window, and both kinds of layer
+    "gemma3-tied": (Gemma3TextConfig, dict(head_dim=32, rms_norm_eps=1e-6, num_hidden_layers=3, sliding_window=16, sliding_window_pattern=3,
+                                           query_pre_attn_scalar=32,
+                                           rope_parameters={"full_attention": PLAIN | {"rope_theta": 1000000.0}, "sliding_attention": LOCAL}), True),
+    "gemma3-scaled": (Gemma3TextConfig, dict(head_dim=16, rms_norm_eps=1e-6, sliding_window=24, layer_types=["full_attention", "sliding_attention"],
+                                             query_pre_attn_scalar=24, rope_parameters={
+                                                 "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                                                 "sliding_attention": LOCAL}), False),
+    "qwen3moe-normed": (Qwen3MoeConfig, EXPERTS | dict(norm_topk_prob=True, tie_word_embeddings=False,
+                                                       rope_parameters=PLAIN | {"rope_theta": 1000000.0}), True),
+    "qwen3moe-plain": (Qwen3MoeConfig, EXPERTS | dict(norm_topk_prob=False, tie_word_embeddings=True, rope_parameters=PLAIN), False),
 }
 
 
 def fill(model, seed):
     """Random weights, large enough that heads attend and logits spread, each a bf16 number."""
     gen = torch.Generator().manual_seed(seed)
+    gemma = model.config.model_type == "gemma3_text"
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=gen)
             if name.endswith("norm.weight"):
-                noise = 1 + 0.2 * noise
+                # A Gemma's factor is 1 + w; its last one is large, since the embeddings it meets are small.
+                noise = 0.2 * noise + ((4 if name == "model.norm.weight" else 0) if gemma else 1)
             elif name.endswith("bias"):
                 noise *= 0.3
             elif "embed_tokens" in name or "lm_head" in name:
-                noise *= 0.3
+                noise *= 0.04 if gemma else 0.3  # times 8 on the way in, and a token should not predict itself
             else:
-                noise *= 1.5 / p.shape[1] ** 0.5
+                noise *= 1.5 / p.shape[-1] ** 0.5
             p.copy_(noise.to(torch.bfloat16).float())
+
+
+def experts(name, stacked):
+    """transformers keeps the experts' matrices stacked, gate above up; in a checkpoint each is a tensor of its own."""
+    at, kind = name.rsplit(".", 1)
+    for number, matrix in enumerate(stacked):
+        if kind == "gate_up_proj":
+            gate, up = matrix.chunk(2)
+            yield f"{at}.{number}.gate_proj.weight", gate
+            yield f"{at}.{number}.up_proj.weight", up
+        else:
+            yield f"{at}.{number}.down_proj.weight", matrix
 
 
 def write_checkpoint(model, folder, old_words):
     """model.safetensors in BF16 and config.json, the latter with rope_theta and rope_scaling where old_words."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in model.named_parameters()}
+    tensors = {}
+    for n, p in model.named_parameters():
+        p = p.detach().to(torch.bfloat16)
+        for name, part in experts(n, p) if ".mlp.experts." in n else [(n, p)]:
+            tensors[name] = part.contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = model.config.to_dict() | {"dtype": "bfloat16", "architectures": [type(model).__name__]}
     if old_words:
         rope = dict(config.pop("rope_parameters"))
+        if "sliding_attention" in rope:
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
+            rope = dict(rope["full_attention"])
         config["rope_theta"] = rope.pop("rope_theta")
         config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+        if "num_local_experts" in config:
+            config["num_experts"] = config.pop("num_local_experts")
         config["torch_dtype"] = config.pop("dtype")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
@@ -69,7 +107,8 @@ def load(folder):
 
 def write_adapter(folder, name, seed):
     """A LoRA adapter in PEFT's layout whose A and B are both random, so that both have gradients."""
-    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=LORA, bias="none", task_type="CAUSAL_LM")
+    modules = LORA[:4] if "moe" in name else LORA  # experts take none
+    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=modules, bias="none", task_type="CAUSAL_LM")
     model = get_peft_model(load(folder), config, autocast_adapter_dtype=False)
     gen = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -81,7 +120,7 @@ def write_adapter(folder, name, seed):
     model.save_pretrained(adapter, save_embedding_layers=False)
     (adapter / "README.md").unlink(missing_ok=True)
     config = json.loads((adapter / "adapter_config.json").read_text())
-    config["target_modules"] = LORA
+    config["target_modules"] = modules
     (adapter / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
@@ -123,7 +162,7 @@ def lora_steps(model, ids, advantages):
 def draw(name, seed):
     """A checkpoint and two texts whose greedy continuations no rounding can turn."""
     config_class, differs, _ = MODELS[name]
-    model = AutoModelForCausalLM.from_config(config_class(**SIZE, **differs), dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config_class(**SIZE | differs), dtype=torch.float32, attn_implementation="eager").eval()
     while True:
         fill(model, seed)
         gen = torch.Generator().manual_seed(seed + 50)
@@ -173,4 +212,5 @@ def golden(name, number):
 
 
 for number, name in enumerate(MODELS):
-    golden(name, number)
+    if name in sys.argv[1:] or len(sys.argv) == 1:
+        golden(name, number)

@@ -253,7 +253,8 @@ pub struct AdapterSpec {
     pub rank: usize,
     /// Scale numerator.
     pub alpha: f32,
-    /// Module names as PEFT has them: `q_proj k_proj v_proj o_proj gate_proj up_proj down_proj`.
+    /// Module names as PEFT has them: `q_proj k_proj v_proj o_proj gate_proj up_proj down_proj`. All seven mean every map that
+    /// takes an adapter: in a mixture of experts those of attention.
     pub targets: Vec<String>,
     /// Seed of the initial A; B starts at zero.
     pub seed: u64,

@@ -52,6 +52,14 @@ impl Target {
         Self::Down,
     ];
 
+    /// Those that an adapter of this model may change: experts and their router take none.
+    pub fn of(config: &ModelConfig) -> &'static [Self] {
+        match config.experts {
+            None => &Self::ALL,
+            Some(_) => &Self::ALL[..4],
+        }
+    }
+
     /// PEFT's name of the module.
     pub fn module(self) -> &'static str {
         match self {
@@ -152,7 +160,7 @@ impl<B> Adapter<B> {
         config: &ModelConfig,
         spec: &AdapterSpec,
     ) -> Result<Self, EngineError> {
-        let targets = targets(&spec.targets)?;
+        let targets = targets(&spec.targets, config)?;
         if spec.rank == 0 || !(spec.alpha.is_finite() && spec.alpha > 0.0) {
             return Err(weights(format!(
                 "rank {} and alpha {}",

@@ -144,20 +144,23 @@ impl LocalEngine {
     /// Parameters that a token passes through in a linear map, without embedding and head; and those of the head.
     pub fn parameters(&self) -> (usize, usize) {
         let c = &self.base.config;
-        let maps: usize = crate::adapter::Target::ALL
+        let maps: usize = crate::adapter::Target::of(c)
             .iter()
             .map(|t| {
                 let (out, input) = t.shape(c);
                 out * input
             })
             .sum();
-        (maps * c.layers, c.vocab * c.hidden)
+        let experts = c.experts.map_or(0, |experts| {
+            experts.count * c.hidden + experts.active * 3 * c.intermediate * c.hidden
+        });
+        ((maps + experts) * c.layers, c.vocab * c.hidden)
     }
 
     /// Parameters of an adapter of that rank over all maps.
     pub fn low_rank_parameters(&self, rank: usize) -> usize {
         let c = &self.base.config;
-        let sides: usize = crate::adapter::Target::ALL
+        let sides: usize = crate::adapter::Target::of(c)
             .iter()
             .map(|t| {
                 let (out, input) = t.shape(c);

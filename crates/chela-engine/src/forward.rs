@@ -3,12 +3,13 @@
 use crate::{
     adapter::{Adapter, Target},
     error::kernel,
-    weights::{BaseWeights, LayerWeights},
+    experts,
+    weights::{BaseWeights, LayerWeights, Mlp},
 };
 use chela_core::{EngineError, TokenId};
 use chela_kernels::{
-    Acc, Activation, Heads, Kernels, KvPiece, Linear, Mat, MatMut, Norm, Product, Qkv, Rope,
-    RopeDirection, RowsMode, Segment,
+    Acc, Heads, Kernels, KvPiece, Linear, Mat, MatMut, Norm, Product, Qkv, Rope, RopeDirection,
+    RowsMode, Segment,
 };
 use std::{ops::Range, sync::Arc};
 
@@ -123,8 +124,11 @@ struct Buffers<K: Kernels> {
     up: K::Buf,
     act: K::Buf,
     lse: K::Buf,
-    table: K::Buf,
+    /// One for each of [`BaseWeights::ropes`].
+    tables: Vec<K::Buf>,
     low: K::Buf,
+    /// Where the family has norms behind attention and gated unit: their results.
+    post: Option<K::Buf>,
 }
 
 impl<K: Kernels> Default for Workspace<K> {
@@ -158,8 +162,17 @@ impl<K: Kernels> Workspace<K> {
             up: z(c.intermediate)?,
             act: z(c.intermediate)?,
             lse: z(c.heads)?,
-            table: z(c.head_dim)?,
+            tables: base
+                .ropes
+                .iter()
+                .map(|_| z(c.head_dim))
+                .collect::<Result<_, _>>()?,
             low: z(RANK)?,
+            post: if c.family.post_norms() {
+                Some(z(c.hidden)?)
+            } else {
+                None
+            },
         });
         self.rows = rows;
         Ok(())
@@ -173,7 +186,7 @@ pub fn hidden_norm<K: Kernels>(base: &BaseWeights<K>, rows: usize) -> Norm {
         rows,
         width: c.hidden,
         eps: c.rms_eps,
-        plus_one: false,
+        plus_one: c.family.norm_plus_one(),
     }
 }
 
@@ -184,7 +197,7 @@ pub fn head_norm<K: Kernels>(base: &BaseWeights<K>, rows: usize) -> Norm {
         rows,
         width: c.head_dim,
         eps: c.rms_eps,
-        plus_one: false,
+        plus_one: c.family.norm_plus_one(),
     }
 }
 
@@ -195,7 +208,7 @@ pub fn heads<K: Kernels>(base: &BaseWeights<K>) -> Heads {
         q_heads: c.heads,
         kv_heads: c.kv_heads,
         head_dim: c.head_dim,
-        scale: 1.0 / (c.head_dim as f32).sqrt(),
+        scale: 1.0 / (c.query_scalar as f32).sqrt(),
     }
 }
 
@@ -208,6 +221,53 @@ pub fn rope<K: Kernels>(base: &BaseWeights<K>, rows: usize, heads: usize) -> Rop
         head_dim: d,
         half: d / 2,
     }
+}
+
+/// Rows of the embedding, times its factor where the family has one; `x [T, H]`.
+pub fn embed<K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    ids: &[TokenId],
+    x: &mut K::Buf,
+) -> Result<(), EngineError> {
+    k.embed(&base.embed, ids, x).map_err(kernel)?;
+    let factor = base.config.embed_scale();
+    if factor == 1.0 {
+        return Ok(());
+    }
+    k.scale(ids.len() * base.config.hidden, factor, x)
+        .map_err(kernel)
+}
+
+/// Cosines and sines of these positions, a table `[T, D]` for each of the model's sets of frequencies.
+pub fn rope_tables<K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    positions: &[u32],
+    tables: &mut [K::Buf],
+) -> Result<(), EngineError> {
+    for ((frequencies, factor), table) in base.ropes.iter().zip(tables) {
+        k.rope_table(positions, frequencies, *factor, table)
+            .map_err(kernel)?;
+    }
+    Ok(())
+}
+
+/// `x += h`, or the norm of h where the family has one there; `post` is scratch.
+fn add_residual<K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    (norm, rows): (Option<&K::Buf>, usize),
+    (h, post): (&K::Buf, &mut Option<K::Buf>),
+    x: &mut K::Buf,
+) -> Result<(), EngineError> {
+    let n = rows * base.config.hidden;
+    let (Some(norm), Some(post)) = (norm, post) else {
+        return k.axpy(n, 1.0, h, x).map_err(kernel);
+    };
+    k.rms_norm(h, norm, hidden_norm(base, rows), post)
+        .map_err(kernel)?;
+    k.axpy(n, 1.0, post, x).map_err(kernel)
 }
 
 /// `y[rows] += scale · (x[rows] Aᵀ) Bᵀ` for each span that has the map. `low` is scratch of at least rows · r.
@@ -284,9 +344,8 @@ pub fn forward<'w, K: Kernels>(
         positions.extend((0..item.tokens.len() as u32).map(|i| start + i));
         ids.extend_from_slice(item.tokens);
     }
-    k.embed(&base.embed, &ids, &mut w.x).map_err(kernel)?;
-    k.rope_table(&positions, &base.rope.0, base.rope.1, &mut w.table)
-        .map_err(kernel)?;
+    embed(k, base, &ids, &mut w.x)?;
+    rope_tables(k, base, &positions, &mut w.tables)?;
     let adapters: Vec<Option<Arc<Adapter<K::Buf>>>> =
         items.iter().map(|i| i.adapter.clone()).collect();
     let lengths: Vec<usize> = items.iter().map(|i| i.tokens.len()).collect();
@@ -333,7 +392,7 @@ fn attention<K: Kernels>(
     let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
     k.rms_norm(&w.x, &layer.attn_norm, hidden_norm(base, rows), &mut w.h)
         .map_err(kernel)?;
-    let [wq, wk, wv, wo, ..] = &layer.linear;
+    let [wq, wk, wv, wo] = &layer.attention;
     let [bq, bk, bv, bo] = &layer.bias;
     k.linear_group(
         Mat::new(&w.h, rows, c.hidden),
@@ -370,18 +429,19 @@ fn attention<K: Kernels>(
         k.copy(&w.o, 0, &mut w.k, 0, rows * kv_width)
             .map_err(kernel)?;
     }
-    let forward = RopeDirection::Forward;
-    k.rope(&mut w.q, &w.table, rope(base, rows, c.heads), forward)
+    let (forward, table) = (RopeDirection::Forward, &w.tables[layer.rope]);
+    k.rope(&mut w.q, table, rope(base, rows, c.heads), forward)
         .map_err(kernel)?;
-    k.rope(&mut w.k, &w.table, rope(base, rows, c.kv_heads), forward)
+    k.rope(&mut w.k, table, rope(base, rows, c.kv_heads), forward)
         .map_err(kernel)?;
     append(k, items, (index, kv_width), w)?;
-    attend(k, base, items, index, w)?;
+    attend(k, (base, layer, index), items, w)?;
     let y = MatMut::new(&mut w.h, rows, c.hidden);
     k.linear(Mat::new(&w.o, rows, q_width), wo, bo.as_ref(), y, mode)
         .map_err(kernel)?;
     add_low_rank(k, spans, (index, Target::O), &w.o, &mut w.h, &mut w.low)?;
-    k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
+    let norm = layer.post_norms.as_ref().map(|(attn, _)| attn);
+    add_residual(k, base, (norm, rows), (&w.h, &mut w.post), &mut w.x)
 }
 
 /// Puts the rows' keys and values into their caches.
@@ -404,12 +464,11 @@ fn append<K: Kernels>(
 
 fn attend<K: Kernels>(
     k: &K,
-    base: &BaseWeights<K>,
+    (base, layer, index): At<'_, K>,
     items: &[Item<'_, K>],
-    index: usize,
     w: &mut Buffers<K>,
 ) -> Result<(), EngineError> {
-    let window = base.config.sliding_window;
+    let window = layer.window;
     if items.iter().all(|i| i.tokens.len() == 1) {
         let pieces: Vec<[KvPiece<'_, K::Buf>; 1]> = items
             .iter()
@@ -455,7 +514,15 @@ fn gated<K: Kernels>(
     let wide = c.intermediate;
     k.rms_norm(&w.x, &layer.mlp_norm, hidden_norm(base, rows), &mut w.h)
         .map_err(kernel)?;
-    let [.., gate, up, down] = &layer.linear;
+    let norm = layer.post_norms.as_ref().map(|(_, mlp)| mlp);
+    let [gate, up, down] = match &layer.mlp {
+        Mlp::Gated(maps) => maps,
+        Mlp::Experts(own) => {
+            let mut out = k.zeros(rows * c.hidden).map_err(kernel)?;
+            experts::forward(k, (base, own), &w.h, (rows, mode), &mut out)?;
+            return add_residual(k, base, (norm, rows), (&out, &mut w.post), &mut w.x);
+        }
+    };
     k.linear_group(
         Mat::new(&w.h, rows, c.hidden),
         &mut [
@@ -482,7 +549,7 @@ fn gated<K: Kernels>(
         &mut w.low,
     )?;
     add_low_rank(k, spans, (index, Target::Up), &w.h, &mut w.up, &mut w.low)?;
-    k.glu(Activation::Silu, rows * wide, &w.gate, &w.up, &mut w.act)
+    k.glu(base.activation, rows * wide, &w.gate, &w.up, &mut w.act)
         .map_err(kernel)?;
     let y = MatMut::new(&mut w.h, rows, c.hidden);
     k.linear(Mat::new(&w.act, rows, wide), down, None, y, mode)
@@ -495,5 +562,5 @@ fn gated<K: Kernels>(
         &mut w.h,
         &mut w.low,
     )?;
-    k.axpy(rows * c.hidden, 1.0, &w.h, &mut w.x).map_err(kernel)
+    add_residual(k, base, (norm, rows), (&w.h, &mut w.post), &mut w.x)
 }

@@ -8,6 +8,7 @@ pub mod bench;
 mod digest;
 mod engine;
 mod error;
+mod experts;
 mod forward;
 mod learner;
 mod learners;

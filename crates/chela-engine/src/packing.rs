@@ -20,9 +20,23 @@ fn width(sample: &Sample) -> usize {
     sample.candidates().map_or(1, |c| c.k())
 }
 
-/// Depth-first order of a trie, and within it what needs no order in that of the batch.
+/// Depth-first order of a trie, and of samples read alike by what else they say: their derivatives at one row are added up in this
+/// order, so that the order of a batch does not reach the last bit of a sum.
 fn order(a: &Sample, b: &Sample) -> Ordering {
-    (width(a), read(a)).cmp(&(width(b), read(b)))
+    let numbers = |a: &[f32], b: &[f32]| {
+        let unequal = a.iter().zip(b).map(|(a, b)| a.total_cmp(b));
+        unequal.fold(a.len().cmp(&b.len()), Ordering::then)
+    };
+    let named = |s: &Sample| s.candidates().map(|c| c.ids().to_vec());
+    (width(a), read(a))
+        .cmp(&(width(b), read(b)))
+        .then_with(|| a.tokens().cmp(b.tokens()))
+        .then_with(|| a.start().cmp(&b.start()))
+        .then_with(|| a.temperature().total_cmp(&b.temperature()))
+        .then_with(|| numbers(a.advantages(), b.advantages()))
+        .then_with(|| numbers(a.behavior_logprobs(), b.behavior_logprobs()))
+        .then_with(|| a.mask().cmp(b.mask()))
+        .then_with(|| named(a).cmp(&named(b)))
 }
 
 /// Cuts a batch into blocks that are run one after the other, as indices in depth-first order. A block has at most `rows` rows of its
@@ -60,15 +74,15 @@ pub struct Block {
     pub ids: Vec<TokenId>,
     /// Position of each row in its samples `[T]`.
     pub positions: Vec<u32>,
-    /// Who attends to whom.
-    pub segments: Vec<Segment>,
+    /// Who attends to whom in a layer without a window.
+    segments: Vec<Segment>,
     /// Of each sample, in the order given: the runs of rows that it is read along.
     paths: Vec<Vec<Range<usize>>>,
 }
 
 impl Block {
     /// The trie of these samples.
-    pub fn new(samples: &[&Sample], window: Option<usize>) -> Self {
+    pub fn new(samples: &[&Sample]) -> Self {
         let mut sorted: Vec<usize> = (0..samples.len()).collect();
         sorted.sort_by(|a, b| order(samples[*a], samples[*b]));
         let mut block = Self {
@@ -89,11 +103,10 @@ impl Block {
                 let mut depth = 0;
                 for run in &path {
                     let ancestor = Segment::ancestor(rows.clone(), run.clone(), known - depth);
-                    block.segments.push(ancestor.with_window(window));
+                    block.segments.push(ancestor);
                     depth += run.len();
                 }
-                let own = Segment::causal(rows.clone());
-                block.segments.push(own.with_window(window));
+                block.segments.push(Segment::causal(rows.clone()));
                 match path.last_mut() {
                     Some(run) if run.end == rows.start => run.end = rows.end,
                     _ => path.push(rows),
@@ -108,6 +121,12 @@ impl Block {
     /// T
     pub fn rows(&self) -> usize {
         self.ids.len()
+    }
+
+    /// Who attends to whom in a layer of this window; layers of one model differ in it.
+    pub fn segments(&self, window: Option<usize>) -> Vec<Segment> {
+        let windowed = |segment: &Segment| segment.clone().with_window(window);
+        self.segments.iter().map(windowed).collect()
     }
 
     /// The rows of a sample's tokens, from its first one to its last but one.
@@ -152,9 +171,9 @@ mod tests {
         fn a_row_sees_its_own_past_and_nothing_else(texts in texts(), window in prop::option::of(1usize..6)) {
             let samples: Vec<Sample> = texts.iter().map(|t| sample(t)).collect();
             let all: Vec<&Sample> = samples.iter().collect();
-            let block = Block::new(&all, window);
+            let block = Block::new(&all);
             let mut seen: Vec<Vec<usize>> = vec![Vec::new(); block.rows()];
-            for s in &block.segments {
+            for s in block.segments(window) {
                 for (i, q) in s.q.clone().enumerate() {
                     seen[q].extend(s.keys_of(i).map(|k| s.k.start + k));
                 }
@@ -184,7 +203,7 @@ mod tests {
             prop_assert_eq!(all, (0..batch.len()).collect::<Vec<_>>());
             for block in blocks.iter().filter(|b| b.len() > 1) {
                 let samples: Vec<&Sample> = block.iter().map(|i| &batch[*i]).collect();
-                prop_assert!(Block::new(&samples, None).rows() <= rows + more);
+                prop_assert!(Block::new(&samples).rows() <= rows + more);
             }
         }
     }

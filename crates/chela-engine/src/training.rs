@@ -5,14 +5,15 @@
 use crate::{
     adapter::{Adapter, Target},
     error::kernel,
-    forward::{Span, add_low_rank, head_norm, heads, hidden_norm, rope},
+    experts::{self, Routed},
+    forward::{Span, add_low_rank, embed, head_norm, heads, hidden_norm, rope, rope_tables},
     packing::Block,
-    weights::{BaseWeights, LayerWeights},
+    weights::{BaseWeights, LayerWeights, Mlp},
 };
 use chela_core::EngineError;
 use chela_kernels::{
-    Acc, Activation, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv,
-    QkvGrad, RopeDirection, RowsMode,
+    Acc, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv, QkvGrad,
+    RopeDirection, RowsMode,
 };
 
 /// What a layer's backward reads.
@@ -25,8 +26,16 @@ struct Saved<K: Kernels> {
     o: K::Buf,
     lse: K::Buf,
     mid: K::Buf,
-    gate: K::Buf,
-    up: K::Buf,
+    mlp: SavedMlp<K>,
+    /// What the norms behind attention and gated unit read, for families that have them.
+    before_post: Option<(K::Buf, K::Buf)>,
+}
+
+/// What the backward of what follows attention reads.
+enum SavedMlp<K: Kernels> {
+    /// Gate and its other input `[T, I]`.
+    Gated(K::Buf, K::Buf),
+    Experts(Routed<K>),
 }
 
 /// A forward pass that can be gone back through.
@@ -34,7 +43,7 @@ pub struct Tape<K: Kernels> {
     /// Input of each layer `[T, H]`, then the last layer's output.
     inputs: Vec<K::Buf>,
     saved: Vec<Option<Saved<K>>>,
-    table: K::Buf,
+    tables: Vec<K::Buf>,
 }
 
 impl<K: Kernels> Tape<K> {
@@ -65,7 +74,10 @@ impl<K: Kernels> Pass<'_, K> {
         let c = &base.config;
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let plain = if c.qk_norm { q + kv } else { 0 };
-        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + 2 * c.intermediate + plain;
+        let post = if c.family.post_norms() { 2 } else { 0 } * c.hidden;
+        let (copies, logits) = c.experts.map_or((1, 0), |e| (e.active, e.count));
+        let inner = 2 * c.intermediate * copies + logits;
+        let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + inner + plain + post;
         4 * row * c.layers
     }
 
@@ -88,21 +100,19 @@ impl<K: Kernels> Pass<'_, K> {
     pub fn forward(&self, keep: bool) -> Result<Tape<K>, EngineError> {
         let (k, c) = (self.k, &self.base.config);
         let mut x = self.zeros(c.hidden)?;
-        k.embed(&self.base.embed, &self.block.ids, &mut x)
-            .map_err(kernel)?;
-        let mut table = self.zeros(c.head_dim)?;
-        let (frequencies, factor) = &self.base.rope;
-        k.rope_table(&self.block.positions, frequencies, *factor, &mut table)
-            .map_err(kernel)?;
+        embed(k, self.base, &self.block.ids, &mut x)?;
+        let tables = self.base.ropes.iter().map(|_| self.zeros(c.head_dim));
+        let mut tables: Vec<K::Buf> = tables.collect::<Result<_, _>>()?;
+        rope_tables(k, self.base, &self.block.positions, &mut tables)?;
         let mut tape = Tape {
             inputs: vec![x],
             saved: Vec::new(),
-            table,
+            tables,
         };
         for index in 0..self.base.layers.len() {
             let (out, saved) = {
                 let Some(x) = tape.inputs.last() else { break };
-                self.layer(index, x, &tape.table)?
+                self.layer(index, x, &tape.tables)?
             };
             if !keep {
                 tape.inputs.clear();
@@ -117,14 +127,14 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         index: usize,
         x: &K::Buf,
-        table: &K::Buf,
+        tables: &[K::Buf],
     ) -> Result<(K::Buf, Saved<K>), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let layer = &self.base.layers[index];
         let mut h = self.zeros(c.hidden)?;
         k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
-        let (q, key, v, plain_qk) = self.qkv(index, layer, &h, table)?;
+        let (q, key, v, plain_qk) = self.qkv(index, layer, &h, &tables[layer.rope])?;
         let mut o = self.zeros(c.heads * c.head_dim)?;
         let mut lse = self.zeros(c.heads)?;
         let qkv = Qkv {
@@ -135,24 +145,20 @@ impl<K: Kernels> Pass<'_, K> {
         k.attention(
             qkv,
             heads(self.base),
-            &self.block.segments,
+            &self.block.segments(layer.window),
             &mut o,
             &mut lse,
         )
         .map_err(kernel)?;
         let mut mid = self.zeros(c.hidden)?;
         self.linear(index, Target::O, &o, &mut mid)?;
+        let post = layer.post_norms.as_ref();
+        let (mut mid, attn_out) = self.post_norm(post.map(|(attn, _)| attn), mid)?;
         k.axpy(t * c.hidden, 1.0, x, &mut mid).map_err(kernel)?;
         k.rms_norm(&mid, &layer.mlp_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
-        let (mut gate, mut up) = (self.zeros(c.intermediate)?, self.zeros(c.intermediate)?);
-        self.linear(index, Target::Gate, &h, &mut gate)?;
-        self.linear(index, Target::Up, &h, &mut up)?;
-        let mut act = self.zeros(c.intermediate)?;
-        k.glu(Activation::Silu, t * c.intermediate, &gate, &up, &mut act)
-            .map_err(kernel)?;
-        let mut out = self.zeros(c.hidden)?;
-        self.linear(index, Target::Down, &act, &mut out)?;
+        let (out, mlp) = self.mlp(index, &h)?;
+        let (mut out, mlp_out) = self.post_norm(post.map(|(_, mlp)| mlp), out)?;
         k.axpy(t * c.hidden, 1.0, &mid, &mut out).map_err(kernel)?;
         Ok((
             out,
@@ -164,10 +170,64 @@ impl<K: Kernels> Pass<'_, K> {
                 o,
                 lse,
                 mid,
-                gate,
-                up,
+                mlp,
+                before_post: attn_out.zip(mlp_out),
             },
         ))
+    }
+
+    /// What follows attention, from the normed rows.
+    fn mlp(&self, index: usize, h: &K::Buf) -> Result<(K::Buf, SavedMlp<K>), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let mut out = self.zeros(c.hidden)?;
+        if let Mlp::Experts(own) = &self.base.layers[index].mlp {
+            let how = (t, RowsMode::Prefill);
+            let routed = experts::forward(k, (self.base, own), h, how, &mut out)?;
+            return Ok((out, SavedMlp::Experts(routed)));
+        }
+        let (mut gate, mut up) = (self.zeros(c.intermediate)?, self.zeros(c.intermediate)?);
+        self.linear(index, Target::Gate, h, &mut gate)?;
+        self.linear(index, Target::Up, h, &mut up)?;
+        let mut act = self.zeros(c.intermediate)?;
+        let n = t * c.intermediate;
+        k.glu(self.base.activation, n, &gate, &up, &mut act)
+            .map_err(kernel)?;
+        self.linear(index, Target::Down, &act, &mut out)?;
+        Ok((out, SavedMlp::Gated(gate, up)))
+    }
+
+    /// The norm of what attention or the gated unit gave, and what it read; without such a norm the same buffer.
+    fn post_norm(
+        &self,
+        norm: Option<&K::Buf>,
+        x: K::Buf,
+    ) -> Result<(K::Buf, Option<K::Buf>), EngineError> {
+        let Some(norm) = norm else {
+            return Ok((x, None));
+        };
+        let mut y = self.zeros(self.base.config.hidden)?;
+        let shape = hidden_norm(self.base, self.block.rows());
+        self.k.rms_norm(&x, norm, shape, &mut y).map_err(kernel)?;
+        Ok((y, Some(x)))
+    }
+
+    /// Derivative by what such a norm read.
+    fn post_norm_backward(
+        &self,
+        (norm, x): (&K::Buf, &K::Buf),
+        dy: &K::Buf,
+    ) -> Result<K::Buf, EngineError> {
+        let mut dx = self.zeros(self.base.config.hidden)?;
+        let grad = NormGrad {
+            dx: &mut dx,
+            acc: Acc::Set,
+            dw: None,
+        };
+        let shape = hidden_norm(self.base, self.block.rows());
+        self.k
+            .rms_norm_backward(x, norm, dy, shape, grad)
+            .map_err(kernel)?;
+        Ok(dx)
     }
 
     /// y = x Wᵀ + bias + the adapter's part.
@@ -182,7 +242,7 @@ impl<K: Kernels> Pass<'_, K> {
         let (k, t) = (self.k, self.block.rows());
         let layer = &self.base.layers[index];
         let bias = layer.bias.get(target as usize).and_then(Option::as_ref);
-        let weight = &layer.linear[target as usize];
+        let weight = layer.linear(target)?;
         let to = MatMut::new(y, t, out);
         k.linear(Mat::new(x, t, input), weight, bias, to, RowsMode::Prefill)
             .map_err(kernel)?;
@@ -204,7 +264,7 @@ impl<K: Kernels> Pass<'_, K> {
             self.zeros(kv_width)?,
             self.zeros(kv_width)?,
         );
-        let [wq, wk, wv, ..] = &layer.linear;
+        let [wq, wk, wv, _] = &layer.attention;
         let [bq, bk, bv, _] = &layer.bias;
         k.linear_group(
             Mat::new(h, t, c.hidden),
@@ -266,9 +326,10 @@ impl<K: Kernels> Pass<'_, K> {
             };
             let saved = match saved {
                 Some(saved) => saved,
-                None => self.layer(index, &x, &tape.table)?.1,
+                None => self.layer(index, &x, &tape.tables)?.1,
             };
-            self.layer_backward(index, &x, (saved, &tape.table), &mut dx, grads)?;
+            let table = &tape.tables[self.base.layers[index].rope];
+            self.layer_backward(index, &x, (saved, table), &mut dx, grads)?;
         }
         Ok(())
     }
@@ -287,10 +348,14 @@ impl<K: Kernels> Pass<'_, K> {
         self.gated_backward(index, &saved, dx, grads)?;
         // dx is now the derivative by `mid`.
         let mut d_o = self.zeros(c.heads * c.head_dim)?;
+        let own = match (&layer.post_norms, &saved.before_post) {
+            (Some((norm, _)), Some((x, _))) => Some(self.post_norm_backward((norm, x), dx)?),
+            _ => None,
+        };
         self.linear_backward(
             (index, Target::O),
             &saved.o,
-            dx,
+            own.as_ref().unwrap_or(dx),
             (&mut d_o, Acc::Set),
             grads,
         )?;
@@ -336,7 +401,7 @@ impl<K: Kernels> Pass<'_, K> {
                 v: &saved.v,
             },
             heads(self.base),
-            &self.block.segments,
+            &self.block.segments(self.base.layers[index].window),
             AttentionSaved {
                 out: &saved.o,
                 lse: &saved.lse,
@@ -369,45 +434,13 @@ impl<K: Kernels> Pass<'_, K> {
         dx: &mut K::Buf,
         grads: &mut Adapter<K::Buf>,
     ) -> Result<(), EngineError> {
-        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let (k, t) = (self.k, self.block.rows());
         let layer = &self.base.layers[index];
-        let n = t * c.intermediate;
-        let mut act = self.zeros(c.intermediate)?;
-        k.glu(Activation::Silu, n, &saved.gate, &saved.up, &mut act)
-            .map_err(kernel)?;
-        let mut d_act = self.zeros(c.intermediate)?;
-        self.linear_backward(
-            (index, Target::Down),
-            &act,
-            dx,
-            (&mut d_act, Acc::Set),
-            grads,
-        )?;
-        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
-        let grad = GluGrad {
-            dout: &d_act,
-            dgate: &mut d_gate,
-            dup: &mut d_up,
+        let own = match (&layer.post_norms, &saved.before_post) {
+            (Some((_, norm)), Some((_, x))) => Some(self.post_norm_backward((norm, x), dx)?),
+            _ => None,
         };
-        k.glu_backward(Activation::Silu, n, &saved.gate, &saved.up, grad)
-            .map_err(kernel)?;
-        let mut h = self.zeros(c.hidden)?;
-        k.rms_norm(
-            &saved.mid,
-            &layer.mlp_norm,
-            hidden_norm(self.base, t),
-            &mut h,
-        )
-        .map_err(kernel)?;
-        let mut dh = self.zeros(c.hidden)?;
-        self.linear_backward(
-            (index, Target::Gate),
-            &h,
-            &d_gate,
-            (&mut dh, Acc::Set),
-            grads,
-        )?;
-        self.linear_backward((index, Target::Up), &h, &d_up, (&mut dh, Acc::Add), grads)?;
+        let dh = self.mlp_backward(index, saved, own.as_ref().unwrap_or(dx), grads)?;
         let grad = NormGrad {
             dx,
             acc: Acc::Add,
@@ -421,6 +454,51 @@ impl<K: Kernels> Pass<'_, K> {
             grad,
         )
         .map_err(kernel)
+    }
+
+    /// Derivative by the normed rows that the gated unit or the experts read.
+    fn mlp_backward(
+        &self,
+        index: usize,
+        saved: &Saved<K>,
+        dout: &K::Buf,
+        grads: &mut Adapter<K::Buf>,
+    ) -> Result<K::Buf, EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let layer = &self.base.layers[index];
+        let mut dh = self.zeros(c.hidden)?;
+        let (gate, up) = match (&saved.mlp, &layer.mlp) {
+            (SavedMlp::Gated(gate, up), _) => (gate, up),
+            (SavedMlp::Experts(routed), Mlp::Experts(own)) => {
+                experts::backward(k, (self.base, own), (routed, t), dout, &mut dh)?;
+                return Ok(dh);
+            }
+            _ => return Err(EngineError::Shape("a tape of another model".to_owned())),
+        };
+        let n = t * c.intermediate;
+        let mut act = self.zeros(c.intermediate)?;
+        k.glu(self.base.activation, n, gate, up, &mut act)
+            .map_err(kernel)?;
+        let mut d_act = self.zeros(c.intermediate)?;
+        let to = (&mut d_act, Acc::Set);
+        self.linear_backward((index, Target::Down), &act, dout, to, grads)?;
+        let (mut d_gate, mut d_up) = (act, self.zeros(c.intermediate)?);
+        let grad = GluGrad {
+            dout: &d_act,
+            dgate: &mut d_gate,
+            dup: &mut d_up,
+        };
+        k.glu_backward(self.base.activation, n, gate, up, grad)
+            .map_err(kernel)?;
+        let mut h = self.zeros(c.hidden)?;
+        let norm = hidden_norm(self.base, t);
+        k.rms_norm(&saved.mid, &layer.mlp_norm, norm, &mut h)
+            .map_err(kernel)?;
+        let to = (&mut dh, Acc::Set);
+        self.linear_backward((index, Target::Gate), &h, &d_gate, to, grads)?;
+        let to = (&mut dh, Acc::Add);
+        self.linear_backward((index, Target::Up), &h, &d_up, to, grads)?;
+        Ok(dh)
     }
 
     fn head_norm_backward(
@@ -454,7 +532,7 @@ impl<K: Kernels> Pass<'_, K> {
     ) -> Result<(), EngineError> {
         let (out, input) = target.shape(&self.base.config);
         let (k, t, r) = (self.k, self.block.rows(), self.adapter.rank);
-        let weight = &self.base.layers[index].linear[target as usize];
+        let weight = self.base.layers[index].linear(target)?;
         k.linear_dx(Mat::new(dy, t, out), weight, MatMut::new(dx, t, input), acc)
             .map_err(kernel)?;
         let (Some(lora), Some(grad)) = (

@@ -1,9 +1,13 @@
 //! The base weights as the kernels hold them: once, in their stored types, shared by serving and training.
 
-use crate::error::{kernel, weights};
+use crate::{
+    adapter::Target,
+    error::{kernel, weights},
+    experts::Experts,
+};
 use chela_core::EngineError;
-use chela_kernels::{DType, Kernels};
-use chela_model::{LayerTensor, Model, ModelConfig, TensorData, TensorName};
+use chela_kernels::{Activation, DType, Kernels};
+use chela_model::{Family, LayerTensor, Model, ModelConfig, TensorData, TensorName};
 use std::sync::Arc;
 
 /// One decoder layer.
@@ -12,12 +16,41 @@ pub struct LayerWeights<K: Kernels> {
     pub attn_norm: K::Buf,
     /// Norm before the gated unit `[H]`.
     pub mlp_norm: K::Buf,
-    /// q k v o gate up down, each `[out, in]`, in the order of [`crate::adapter::Target`].
-    pub linear: [K::Weight; 7],
+    /// q k v o, each `[out, in]`, in the order of [`Target`].
+    pub attention: [K::Weight; 4],
+    /// What follows attention.
+    pub mlp: Mlp<K>,
     /// Biases of q k v o, where the family has them.
     pub bias: [Option<K::Buf>; 4],
     /// Norms of each head of q and k `[D]`, where the family has them.
     pub qk_norm: Option<(K::Buf, K::Buf)>,
+    /// Norms behind attention and behind the gated unit `[H]`, where the family has them.
+    pub post_norms: Option<(K::Buf, K::Buf)>,
+    /// How many last tokens it attends to; `None` = all.
+    pub window: Option<usize>,
+    /// Which of [`BaseWeights::ropes`] is its.
+    pub rope: usize,
+}
+
+/// What follows attention in a layer.
+pub enum Mlp<K: Kernels> {
+    /// A gated unit: gate up down, each `[out, in]`.
+    Gated([K::Weight; 3]),
+    /// A mixture of them.
+    Experts(Experts<K>),
+}
+
+impl<K: Kernels> LayerWeights<K> {
+    /// The weight of a map that an adapter may change.
+    pub fn linear(&self, target: Target) -> Result<&K::Weight, EngineError> {
+        let (at, attention) = (target as usize, self.attention.len());
+        let found = match &self.mlp {
+            _ if at < attention => Some(&self.attention[at]),
+            Mlp::Gated(maps) => maps.get(at - attention),
+            Mlp::Experts(_) => None,
+        };
+        found.ok_or_else(|| EngineError::Shape(format!("{target:?} in a mixture of experts")))
+    }
 }
 
 /// All of them.
@@ -32,8 +65,10 @@ pub struct BaseWeights<K: Kernels> {
     pub final_norm: K::Buf,
     /// In order.
     pub layers: Vec<LayerWeights<K>>,
-    /// Rotary frequencies `[D/2]` and the factor on cosines and sines.
-    pub rope: (Vec<f32>, f32),
+    /// Rotary frequencies `[D/2]` and the factor on cosines and sines: one pair, or a second one for layers with a window.
+    pub ropes: Vec<(Vec<f32>, f32)>,
+    /// The non-linearity of the gated unit.
+    pub activation: Activation,
 }
 
 impl<K: Kernels> BaseWeights<K> {
@@ -49,7 +84,14 @@ impl<K: Kernels> BaseWeights<K> {
         let layers = (0..config.layers)
             .map(|layer| load_layer(model, k, &config, layer))
             .collect::<Result<_, _>>()?;
-        let rope = config.rope.inverse_frequencies(config.head_dim);
+        let ropes = [Some(&config.rope), config.local_rope.as_ref()];
+        let ropes = ropes.into_iter().flatten();
+        let ropes = ropes.map(|rope| rope.inverse_frequencies(config.head_dim));
+        let ropes = ropes.collect();
+        let activation = match config.family {
+            Family::Gemma3 => Activation::GeluTanh,
+            Family::Llama | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => Activation::Silu,
+        };
         let final_norm = vector(model, k, TensorName::FinalNorm)?;
         Ok(Self {
             config,
@@ -57,7 +99,8 @@ impl<K: Kernels> BaseWeights<K> {
             head,
             final_norm,
             layers,
-            rope,
+            ropes,
+            activation,
         })
     }
 }
@@ -75,15 +118,19 @@ fn load_layer<K: Kernels>(
     Ok(LayerWeights {
         attn_norm: v(L::AttnNorm)?,
         mlp_norm: v(L::MlpNorm)?,
-        linear: [
-            m(L::Q)?,
-            m(L::K)?,
-            m(L::V)?,
-            m(L::O)?,
-            m(L::Gate)?,
-            m(L::Up)?,
-            m(L::Down)?,
-        ],
+        attention: [m(L::Q)?, m(L::K)?, m(L::V)?, m(L::O)?],
+        mlp: match config.experts {
+            None => Mlp::Gated([m(L::Gate)?, m(L::Up)?, m(L::Down)?]),
+            Some(experts) => {
+                let each = |t| split(k, &m(t)?, experts.count);
+                Mlp::Experts(Experts {
+                    router: m(L::Router)?,
+                    gate: each(L::ExpertGates)?,
+                    up: each(L::ExpertUps)?,
+                    down: each(L::ExpertDowns)?,
+                })
+            }
+        },
         bias: [
             bias(config.qkv_bias, L::QBias)?,
             bias(config.qkv_bias, L::KBias)?,
@@ -95,7 +142,23 @@ fn load_layer<K: Kernels>(
         } else {
             None
         },
+        post_norms: if config.family.post_norms() {
+            Some((v(L::PostAttnNorm)?, v(L::PostMlpNorm)?))
+        } else {
+            None
+        },
+        window: config.window(layer),
+        rope: usize::from(config.local_rope.is_some() && config.window(layer).is_some()),
     })
+}
+
+/// The matrices of a stack, over the same bytes.
+fn split<K: Kernels>(k: &K, stack: &K::Weight, n: usize) -> Result<Vec<K::Weight>, EngineError> {
+    let rows = k.weight_shape(stack).0 / n;
+    (0..n)
+        .map(|i| k.weight_rows(stack, i * rows..(i + 1) * rows))
+        .collect::<Result<_, _>>()
+        .map_err(kernel)
 }
 
 fn matrix<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Weight, EngineError> {

@@ -23,7 +23,7 @@ pub use error::{KernelError, Result};
 pub use ops::{
     Acc, Activation, AdamW, AttentionSaved, GluGrad, Heads, Kernels, KvPiece, Linear, Mat, MatMut,
     Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope, RopeDirection,
-    RowsMode, TopK, Want, WeightBytes,
+    Routes, Routing, RowsMode, TopK, Want, WeightBytes,
 };
 pub use pool::{Pool, Priority, ServeLease};
 pub use rates::{measured_memory_gbs, measured_sgemm_gflops};

@@ -5,6 +5,7 @@
 //! contiguous; a buffer may be longer than a shape needs, never shorter. Every operation blocks
 //! until its result stands, and checks its shapes before it writes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::dtype::DType;
@@ -339,6 +340,28 @@ pub struct PairGrads<'a> {
     pub entropy: Option<(&'a [f32], &'a [f32])>,
 }
 
+/// How rows are sent to experts: from the softmax over the logits `[T, E]` of each row, the `active` likeliest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    /// T
+    pub rows: usize,
+    /// E
+    pub experts: usize,
+    /// K, 1 to E.
+    pub active: usize,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub normalised: bool,
+}
+
+/// Where rows go: the chosen experts of each row, the likeliest first, ties by number.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Routes {
+    /// `[T, K]`
+    pub experts: Vec<u32>,
+    /// `[T, K]`: the softmax at the chosen, or that divided by its sum over them.
+    pub weights: Vec<f32>,
+}
+
 /// Constants of one AdamW step (Loshchilov and Hutter, decoupled weight decay).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
@@ -432,6 +455,8 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     ) -> Result<Self::Weight>;
     /// An F32 weight that copies a buffer's first `rows * cols` numbers.
     fn weight_from_buf(&self, buf: &Self::Buf, rows: usize, cols: usize) -> Result<Self::Weight>;
+    /// Rows of a weight as a weight of its own, `[rows.len(), cols]`, which shares the bytes: one expert of a stack of them.
+    fn weight_rows(&self, weight: &Self::Weight, rows: Range<usize>) -> Result<Self::Weight>;
     /// `(rows, cols)` = (out, in).
     fn weight_shape(&self, weight: &Self::Weight) -> (usize, usize);
     /// Its stored type.
@@ -583,6 +608,29 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         second: &mut Self::Buf,
         adamw: AdamW,
     ) -> Result;
+
+    // ---- experts ------------------------------------------------------------------------------
+
+    /// Chooses each row's experts from the router's `logits [T, E]`. The answer is on the host: it decides which products follow.
+    fn route(&self, logits: &Self::Buf, routing: Routing) -> Result<Routes>;
+    /// Gradient of [`Kernels::route`]: from `d_weights [T, K]`, the derivative by the weights of the chosen experts, replaces
+    /// `d_logits [T, E]`. (Which experts are chosen has no derivative.)
+    fn route_backward(
+        &self,
+        logits: &Self::Buf,
+        routing: Routing,
+        routes: (&Routes, &[f32]),
+        d_logits: &mut Self::Buf,
+    ) -> Result;
+    /// `x[r] *= factors[r]` for the first `factors.len()` rows of `width`.
+    fn scale_rows(&self, factors: &[f32], width: usize, x: &mut Self::Buf) -> Result;
+    /// `a[r] · b[r]` for each of `rows` rows of `width`: the gradient of [`Kernels::scale_rows`] by its factors.
+    fn row_dots(
+        &self,
+        rows: usize,
+        width: usize,
+        operands: (&Self::Buf, &Self::Buf),
+    ) -> Result<Vec<f32>>;
 
     // ---- head ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::dtype::DType;
-use crate::ops::{Activation, AdamW, Heads, Norm, Rope};
+use crate::ops::{Activation, AdamW, Heads, Norm, Rope, Routing};
 use crate::segments::Segment;
 
 pub(crate) type F = f64;
@@ -165,6 +165,25 @@ pub(crate) fn glu(activation: Activation, gate: &[F], up: &[F]) -> Vec<F> {
         }
     };
     gate.iter().zip(up).map(|(g, u)| act(*g) * u).collect()
+}
+
+/// The chosen experts of each row and their weights.
+pub(crate) fn route(logits: &[F], routing: Routing) -> (Vec<u32>, Vec<F>) {
+    let (mut experts, mut weights) = (Vec::new(), Vec::new());
+    for row in logits.chunks_exact(routing.experts) {
+        let p: Vec<F> = log_softmax(row).into_iter().map(F::exp).collect();
+        let mut chosen: Vec<usize> = Vec::new();
+        for _ in 0..routing.active {
+            let left = (0..routing.experts).filter(|e| !chosen.contains(e));
+            let best = left.reduce(|a, b| if p[b] > p[a] { b } else { a });
+            chosen.extend(best);
+        }
+        let sum: F = chosen.iter().map(|e| p[*e]).sum();
+        let norm = if routing.normalised { sum } else { 1.0 };
+        experts.extend(chosen.iter().map(|e| *e as u32));
+        weights.extend(chosen.iter().map(|e| p[*e] / norm));
+    }
+    (experts, weights)
 }
 
 /// Log-softmax of a row of logits.

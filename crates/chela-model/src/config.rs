@@ -11,6 +11,61 @@ pub enum Family {
     Qwen2,
     /// Qwen3 dense: RMS norm on each head of q and k.
     Qwen3,
+    /// Gemma 3, text: as Qwen3, and norms also behind attention and MLP, the factor of every norm 1 + w, GELU in the gate,
+    /// embeddings times the root of their width, and most layers with a sliding window and rotary positions of their own.
+    Gemma3,
+    /// Qwen3 with a mixture of experts in every layer.
+    Qwen3Moe,
+}
+
+/// The experts of every layer's MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    /// How many there are; each is `intermediate` wide.
+    pub count: usize,
+    /// How many a token goes through.
+    pub active: usize,
+    /// The weights of a token's experts are divided by their sum.
+    pub normalised: bool,
+}
+
+impl Family {
+    /// The architecture's name in GGUF files.
+    pub(crate) fn gguf(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma3 => "gemma3",
+            Self::Qwen3Moe => "qwen3moe",
+        }
+    }
+
+    /// `architectures` and `model_type` in config.json.
+    pub(crate) fn hugging_face(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Llama => ("LlamaForCausalLM", "llama"),
+            Self::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
+            Self::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+            Self::Gemma3 => ("Gemma3ForCausalLM", "gemma3_text"),
+            Self::Qwen3Moe => ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        }
+    }
+
+    /// Whether q and k are normed per head.
+    pub(crate) fn qk_norm(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Gemma3 | Self::Qwen3Moe)
+    }
+
+    /// Whether norms also follow attention and MLP.
+    pub fn post_norms(self) -> bool {
+        self == Self::Gemma3
+    }
+
+    /// Whether the factor of a norm is 1 + w instead of w. GGUF files hold 1 + w, folders w, and so does a [`crate::Model`].
+    pub fn norm_plus_one(self) -> bool {
+        self == Self::Gemma3
+    }
 }
 
 /// Sizes and switches of a model.
@@ -28,16 +83,24 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of one head; not always `hidden / heads`.
     pub head_dim: usize,
-    /// Width of the gated MLP.
+    /// Width of the gated MLP, of one expert where there are some.
     pub intermediate: usize,
+    /// The mixture of experts that takes the MLP's place, where the family has one.
+    pub experts: Option<Experts>,
     /// Rows of the embedding (may exceed the tokenizer's vocabulary).
     pub vocab: usize,
     /// Epsilon of every RMS norm.
     pub rms_eps: f32,
     /// Rotary positions.
     pub rope: Rope,
-    /// Every layer attends to that many last tokens only, itself included.
+    /// Rotary positions of the layers with the window, where they are not those of `rope`.
+    pub local_rope: Option<Rope>,
+    /// A layer attends to that many last tokens only, itself included.
     pub sliding_window: Option<usize>,
+    /// The layers without the window, in order; empty where all have it or none does.
+    pub full_layers: Vec<usize>,
+    /// Attention's scores are divided by its root: `head_dim`, unless a Gemma says otherwise.
+    pub query_scalar: usize,
     /// The head is the embedding matrix; there is no `head` tensor.
     pub tie_embeddings: bool,
     /// Longest sequence the model was made for.
@@ -161,6 +224,13 @@ impl Rope {
     }
 }
 
+/// Every `pattern`-th of so many layers.
+pub(crate) fn full_layers(layers: usize, pattern: usize) -> Vec<usize> {
+    (0..layers)
+        .filter(|layer| (layer + 1).is_multiple_of(pattern))
+        .collect()
+}
+
 /// Llama 3.1's stretch of one frequency; `bounds` = (low, high) frequency factors.
 fn llama3(frequency: f64, factor: f64, bounds: (f64, f64), context: f64) -> f64 {
     let (low, high) = bounds;
@@ -176,6 +246,38 @@ fn llama3(frequency: f64, factor: f64, bounds: (f64, f64), context: f64) -> f64 
 }
 
 impl ModelConfig {
+    /// How many last tokens a layer attends to; `None` = all.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window
+            .filter(|_| !self.full_layers.contains(&layer))
+    }
+
+    /// How many matrices a tensor is a stack of: one, or one for each expert.
+    pub(crate) fn stack(&self, name: TensorName) -> usize {
+        match name {
+            TensorName::Layer(_, tensor) if tensor.of_experts() => {
+                self.experts.map_or(1, |experts| experts.count)
+            }
+            _ => 1,
+        }
+    }
+
+    /// What embeddings are multiplied by. Activations are f32 here, so this is the f32 that transformers takes for a model in f32;
+    /// only when it computes in bf16 does it round the factor to bf16 first. llama.cpp takes the f32 too.
+    pub fn embed_scale(&self) -> f32 {
+        match self.family {
+            Family::Gemma3 => (self.hidden as f32).sqrt(),
+            _ => 1.0,
+        }
+    }
+
+    /// `p` when every p-th layer is one without the window, and no other is.
+    pub(crate) fn window_pattern(&self) -> Option<usize> {
+        let pattern = self.full_layers.first().map_or(self.layers, |l| *l) + 1;
+        let regular = full_layers(self.layers, pattern) == self.full_layers;
+        regular.then_some(pattern)
+    }
+
     /// Shape `[rows, cols]` of a tensor; vectors are one row. `None` when a model of this
     /// configuration has no such tensor.
     pub fn shape(&self, name: TensorName) -> Option<[usize; 2]> {
@@ -192,6 +294,9 @@ impl ModelConfig {
         }
         match tensor {
             LayerTensor::AttnNorm | LayerTensor::MlpNorm => Some([1, hidden]),
+            LayerTensor::PostAttnNorm | LayerTensor::PostMlpNorm => {
+                self.family.post_norms().then_some([1, hidden])
+            }
             LayerTensor::Q => Some([q, hidden]),
             LayerTensor::K | LayerTensor::V => Some([kv, hidden]),
             LayerTensor::O => Some([hidden, q]),
@@ -199,8 +304,15 @@ impl ModelConfig {
             LayerTensor::KBias | LayerTensor::VBias => self.qkv_bias.then_some([1, kv]),
             LayerTensor::OBias => self.o_bias.then_some([1, hidden]),
             LayerTensor::QNorm | LayerTensor::KNorm => self.qk_norm.then_some([1, self.head_dim]),
-            LayerTensor::Gate | LayerTensor::Up => Some([inner, hidden]),
-            LayerTensor::Down => Some([hidden, inner]),
+            LayerTensor::Gate | LayerTensor::Up => {
+                self.experts.is_none().then_some([inner, hidden])
+            }
+            LayerTensor::Down => self.experts.is_none().then_some([hidden, inner]),
+            LayerTensor::Router => self.experts.map(|e| [e.count, hidden]),
+            LayerTensor::ExpertGates | LayerTensor::ExpertUps => {
+                self.experts.map(|e| [e.count * inner, hidden])
+            }
+            LayerTensor::ExpertDowns => self.experts.map(|e| [e.count * hidden, inner]),
         }
     }
 
@@ -237,11 +349,21 @@ impl ModelConfig {
             ("intermediate size", self.intermediate),
             ("vocabulary", self.vocab),
             ("context length", self.context_length),
+            ("query scalar", self.query_scalar),
+            ("sliding window", self.sliding_window.unwrap_or(1)),
         ];
         for (what, size) in sizes {
             if size == 0 || size > MOST {
                 return Some(format!("{what} is {size}, expected 1 to {MOST}"));
             }
+        }
+        if let Some(experts) = self.experts
+            && (experts.active == 0 || experts.active > experts.count || experts.count > 4096)
+        {
+            return Some(format!(
+                "{} of {} experts for a token, expected 1 to all of at most 4096",
+                experts.active, experts.count
+            ));
         }
         if self.layers > 4096 || self.heads > 4096 {
             return Some(format!("{} layers of {} heads", self.layers, self.heads));
@@ -261,8 +383,8 @@ impl ModelConfig {
         if !(self.rms_eps.is_finite() && self.rms_eps > 0.0) {
             return Some(format!("RMS norm epsilon is {}", self.rms_eps));
         }
-        if !(self.rope.theta.is_finite() && self.rope.theta > 1.0) {
-            return Some(format!("rope theta is {}", self.rope.theta));
+        if let Some(layer) = self.full_layers.iter().find(|l| **l >= self.layers) {
+            return Some(format!("layer {layer} of {} has no window", self.layers));
         }
         if self.end_ids.is_empty() {
             return Some("no end-of-text token is named".to_owned());
@@ -274,11 +396,20 @@ impl ModelConfig {
                 self.vocab
             ));
         }
-        self.rope_flaw()
+        let ropes = [Some(&self.rope), self.local_rope.as_ref()];
+        ropes
+            .into_iter()
+            .flatten()
+            .find_map(|rope| rope.flaw(self.head_dim))
     }
+}
 
-    fn rope_flaw(&self) -> Option<String> {
-        let (numbers, context) = match &self.rope.scaling {
+impl Rope {
+    fn flaw(&self, head_dim: usize) -> Option<String> {
+        if !(self.theta.is_finite() && self.theta > 1.0) {
+            return Some(format!("rope theta is {}", self.theta));
+        }
+        let (numbers, context) = match &self.scaling {
             RopeScaling::None => return None,
             RopeScaling::Linear { factor } => (vec![*factor], 1),
             RopeScaling::Llama3 {
@@ -308,11 +439,10 @@ impl ModelConfig {
                 *original_context,
             ),
             RopeScaling::Factors(factors) => {
-                if factors.len() != self.head_dim / 2 {
+                if factors.len() != head_dim / 2 {
                     return Some(format!(
-                        "{} rope factors for a head dimension of {}",
-                        factors.len(),
-                        self.head_dim
+                        "{} rope factors for a head dimension of {head_dim}",
+                        factors.len()
                     ));
                 }
                 (factors.clone(), 1)

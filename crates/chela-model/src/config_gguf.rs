@@ -2,19 +2,20 @@
 
 use std::path::Path;
 
-use crate::config::{Family, ModelConfig, Rope, RopeScaling};
+use crate::config::{Experts, Family, ModelConfig, Rope, RopeScaling, full_layers};
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 
 /// Tokens that end a reply wherever they exist. GGUF files name one or two end tokens, the
 /// checkpoints they were made from often more (in generation_config.json, which is not carried).
-const END_TOKENS: [&str; 6] = [
+const END_TOKENS: [&str; 7] = [
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
     "<|end|>",
+    "<end_of_turn>",
 ];
 
 /// Reads the configuration from the header of the file at `path`. `factors` are the values of
@@ -27,11 +28,13 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
         "llama" => Family::Llama,
         "qwen2" => Family::Qwen2,
         "qwen3" => Family::Qwen3,
+        "gemma3" => Family::Gemma3,
+        "qwen3moe" => Family::Qwen3Moe,
         other => {
             return Err(unsupported(
                 path,
                 format!("the architecture {other}"),
-                "llama, qwen2 and qwen3 are",
+                "llama, qwen2, qwen3, qwen3moe and gemma3 are",
             ));
         }
     };
@@ -40,15 +43,29 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
         path,
         family: named,
     };
-    if keys
-        .optional_size("expert_count")
-        .is_some_and(|experts| experts > 0)
-    {
+    let experts = match family {
+        Family::Qwen3Moe => Some(Experts {
+            count: keys.size("expert_count")?,
+            active: keys.size("expert_used_count")?,
+            // GGUF has no key for it, llama.cpp always does so.
+            normalised: true,
+        }),
+        _ => None,
+    };
+    let mixed = keys.optional_size("expert_count");
+    if let Some(count) = mixed.filter(|count| *count > 0 && experts.is_none()) {
+        let what = format!("a {named} with {count} experts");
         return Err(unsupported(
             path,
-            "a mixture of experts".to_owned(),
-            "dense models are",
+            what,
+            "a mixture of experts in qwen3moe is",
         ));
+    }
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(cap) = keys.optional_number(key).filter(|cap| *cap != 0.0) {
+            let what = format!("{named}.{key} {cap}");
+            return Err(unsupported(path, what, "a model without it is"));
+        }
     }
     let tokens = gguf.texts("tokenizer.ggml.tokens").unwrap_or_default();
     let embed = gguf.tensors.get("token_embd.weight");
@@ -76,35 +93,83 @@ pub(crate) fn read(gguf: &Gguf, path: &Path, factors: Option<Vec<f32>>) -> Resul
         gguf.tensors
             .contains_key(&format!("blk.0.attn_{name}.bias"))
     };
-    let config = ModelConfig {
+    let layers = keys.size("block_count")?;
+    let (sliding_window, full_layers) = window(keys, family, layers)?;
+    let local_theta = keys.optional_number("rope.freq_base_swa");
+    let mut config = ModelConfig {
         family,
         hidden,
-        layers: keys.size("block_count")?,
+        layers,
         heads,
         kv_heads: keys
             .optional_size("attention.head_count_kv")
             .unwrap_or(heads),
         head_dim,
-        intermediate: keys.size("feed_forward_length")?,
+        intermediate: keys.size(match family {
+            Family::Qwen3Moe => "expert_feed_forward_length",
+            _ => "feed_forward_length",
+        })?,
+        experts,
         vocab: embed.map_or(tokens.len(), |tensor| tensor.shape[0]),
         rms_eps: keys.number("attention.layer_norm_rms_epsilon")?,
         rope: rope(keys, context_length, factors)?,
-        sliding_window: keys
-            .optional_size("attention.sliding_window")
-            .filter(|w| *w > 0),
+        local_rope: (family == Family::Gemma3 && sliding_window.is_some()).then(|| Rope {
+            theta: local_theta.unwrap_or(10_000.0),
+            scaling: RopeScaling::None,
+        }),
+        sliding_window,
+        full_layers,
+        query_scalar: head_dim,
         tie_embeddings: !gguf.tensors.contains_key("output.weight"),
         context_length,
         qkv_bias: bias("q"),
         o_bias: bias("output"),
-        qk_norm: family == Family::Qwen3,
+        qk_norm: family.qk_norm(),
         end_ids: end_ids(gguf, tokens),
         bos_id: token_id(gguf, "tokenizer.ggml.bos_token_id"),
         add_bos: add_bos(gguf),
     };
+    if family == Family::Gemma3 {
+        config.query_scalar = gemma3_query_scalar(&config);
+    }
     match config.flaw() {
         None => Ok(config),
         Some(flaw) => Err(ModelError::format(path, flaw)),
     }
+}
+
+/// GGUF has no key for it: llama.cpp knows the one Gemma 3 (27B) that differs from the others by its number of layers.
+pub(crate) fn gemma3_query_scalar(config: &ModelConfig) -> usize {
+    match config.layers {
+        62 => config.hidden.checked_div(config.heads).unwrap_or(0),
+        _ => config.head_dim,
+    }
+}
+
+/// The window, and the layers of a Gemma that do not have it: every sixth, unless the file says otherwise.
+fn window(keys: Keys<'_>, family: Family, layers: usize) -> Result<(Option<usize>, Vec<usize>)> {
+    let window = keys.optional_size("attention.sliding_window");
+    let Some(window) = window.filter(|w| *w > 0) else {
+        return Ok((None, Vec::new()));
+    };
+    if family != Family::Gemma3 {
+        return Ok((Some(window), Vec::new()));
+    }
+    let key = "attention.sliding_window_pattern";
+    let pattern = match keys.gguf.values.get(&keys.key(key)) {
+        None => 6,
+        Some(_) => match keys.optional_size(key).filter(|pattern| *pattern > 0) {
+            Some(pattern) => pattern,
+            None => {
+                let what = format!("a {} that is not a whole number above 0", keys.key(key));
+                return Err(unsupported(keys.path, what, "every so many layers is"));
+            }
+        },
+    };
+    Ok(match pattern {
+        1 => (None, Vec::new()),
+        _ => (Some(window), full_layers(layers, pattern)),
+    })
 }
 
 fn unsupported(path: &Path, what: String, hint: &str) -> ModelError {

@@ -27,7 +27,9 @@ pub(crate) enum Value {
     Texts(Vec<String>),
     /// Integers (32 bits suffice for all that is asked for; wider ones saturate).
     Ints(Vec<i32>),
-    /// Floats or booleans; nothing here reads them.
+    /// Floats.
+    Floats(Vec<f32>),
+    /// Booleans; nothing here reads them.
     Other,
 }
 
@@ -45,8 +47,10 @@ pub(crate) enum Stored {
 /// Where a tensor lies.
 #[derive(Debug, Clone)]
 pub(crate) struct GgufTensor {
-    /// `[rows, cols]`.
+    /// `[rows, cols]`; of a stack of matrices the rows of all.
     pub shape: [usize; 2],
+    /// How many matrices it is a stack of.
+    pub stack: usize,
     /// Its storage.
     pub stored: Stored,
     /// First byte, from the start of the file.
@@ -196,6 +200,14 @@ impl Gguf {
             _ => None,
         }
     }
+
+    /// A list of floats.
+    pub(crate) fn floats(&self, key: &str) -> Option<&[f32]> {
+        match self.values.get(key) {
+            Some(Value::Floats(floats)) => Some(floats),
+            _ => None,
+        }
+    }
 }
 
 /// Reads forward through a header and knows how much of the file is left.
@@ -335,6 +347,15 @@ impl<R: Read> Header<'_, R> {
                 }
                 Ok(Value::Ints(ints))
             }
+            6 | 12 => {
+                let mut floats = Vec::with_capacity(count as usize);
+                for _ in 0..count {
+                    if let Value::Float(x) = self.scalar(kind, key)? {
+                        floats.push(x as f32);
+                    }
+                }
+                Ok(Value::Floats(floats))
+            }
             _ => {
                 for _ in 0..count {
                     self.scalar(kind, key)?;
@@ -414,6 +435,8 @@ impl<R: Read> Header<'_, R> {
         match bytes {
             Some(bytes) => Ok(GgufTensor {
                 shape,
+                // At most the number of rows, which fits.
+                stack: (sizes[2] * sizes[3]) as usize,
                 stored,
                 offset,
                 bytes,

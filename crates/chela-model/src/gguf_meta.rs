@@ -2,6 +2,7 @@
 //! llama.cpp's `convert_hf_to_gguf.py` writes.
 
 use crate::config::{Family, ModelConfig, RopeScaling};
+use crate::config_gguf;
 use crate::error::{ModelError, Result};
 use crate::gguf_write::Metadata;
 use crate::model::Model;
@@ -21,11 +22,7 @@ pub(crate) fn of_folder(model: &Model) -> Result<(Metadata, Option<Vec<f32>>)> {
             hint: "llama.cpp would compute other numbers; write a Hugging Face folder".to_owned(),
         });
     }
-    let family = match config.family {
-        Family::Llama => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-    };
+    let family = config.family.gguf();
     let mut metadata = Metadata::default();
     metadata.text("general.architecture", family);
     metadata.text("general.type", "model");
@@ -43,6 +40,16 @@ pub(crate) fn of_folder(model: &Model) -> Result<(Metadata, Option<Vec<f32>>)> {
         ("rope.dimension_count", config.head_dim),
         ("vocab_size", config.vocab),
     ];
+    if let Some(experts) = config.experts {
+        let counts = [
+            ("expert_count", experts.count),
+            ("expert_used_count", experts.active),
+            ("expert_feed_forward_length", config.intermediate),
+        ];
+        for (key, count) in counts {
+            metadata.u32(&format!("{family}.{key}"), count as u32);
+        }
+    }
     for (key, size) in sizes {
         metadata.u32(&format!("{family}.{key}"), size as u32);
     }
@@ -51,18 +58,52 @@ pub(crate) fn of_folder(model: &Model) -> Result<(Metadata, Option<Vec<f32>>)> {
         config.rms_eps,
     );
     metadata.f32(&format!("{family}.rope.freq_base"), config.rope.theta);
+    if let Some(window) = config.sliding_window {
+        let key = |name: &str| format!("{family}.{name}");
+        metadata.u32(&key("attention.sliding_window"), window as u32);
+        if let Some(pattern) = config.window_pattern() {
+            metadata.u32(&key("attention.sliding_window_pattern"), pattern as u32);
+        }
+        if let Some(local) = &config.local_rope {
+            metadata.f32(&key("rope.freq_base_swa"), local.theta);
+        }
+    }
     let factors = rope(config, family, &mut metadata);
     tokenizer_write::write(model, folder, &mut metadata)?;
     Ok((metadata, factors))
 }
 
 /// What llama.cpp's graphs of these architectures leave out.
-fn without_words(config: &ModelConfig) -> Option<&'static str> {
-    if config.sliding_window.is_some() {
-        return Some("a sliding window");
-    }
+fn without_words(config: &ModelConfig) -> Option<String> {
     let biases = config.qkv_bias || config.o_bias;
-    (config.family == Family::Qwen3 && biases).then_some("biases in a Qwen3's attention")
+    match config.family {
+        Family::Gemma3 => {
+            let scalar = config_gguf::gemma3_query_scalar(config);
+            let local = config.local_rope.as_ref();
+            if config.query_scalar != scalar {
+                let own = config.query_scalar;
+                return Some(format!(
+                    "a query_pre_attn_scalar of {own} instead of {scalar}"
+                ));
+            }
+            if config.sliding_window.is_some() && config.window_pattern().is_none() {
+                let full = &config.full_layers;
+                return Some(format!("full attention in the layers {full:?} of all"));
+            }
+            if local.is_some_and(|rope| rope.scaling != RopeScaling::None) {
+                return Some("scaled rotary positions in windowed layers".to_owned());
+            }
+            biases.then(|| "biases in a Gemma's attention".to_owned())
+        }
+        _ if config.sliding_window.is_some() => Some("a sliding window".to_owned()),
+        Family::Qwen3 | Family::Qwen3Moe if biases => {
+            Some("biases in a Qwen3's attention".to_owned())
+        }
+        _ if config.experts.is_some_and(|experts| !experts.normalised) => {
+            Some("norm_topk_prob false".to_owned())
+        }
+        Family::Llama | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => None,
+    }
 }
 
 fn rope(config: &ModelConfig, family: &str, metadata: &mut Metadata) -> Option<Vec<f32>> {

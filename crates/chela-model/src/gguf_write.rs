@@ -102,6 +102,8 @@ pub(crate) struct Entry {
     pub name: String,
     /// `[rows, cols]`; one row is written as a vector.
     pub shape: [usize; 2],
+    /// How many matrices the rows are a stack of.
+    pub stack: usize,
     /// How it is stored.
     pub stored: Stored,
     /// Number of bytes.
@@ -134,8 +136,13 @@ impl GgufWriter {
         let mut offset = 0_u64;
         for entry in entries {
             let [rows, cols] = entry.shape;
-            let sizes = [cols as u64, rows as u64];
-            let sizes = if rows == 1 { &sizes[..1] } else { &sizes[..] };
+            let stack = entry.stack.max(1);
+            let sizes = [cols as u64, (rows / stack) as u64, stack as u64];
+            let sizes = match (rows, stack) {
+                (1, _) => &sizes[..1],
+                (_, 1) => &sizes[..2],
+                _ => &sizes[..],
+            };
             head.extend((entry.name.len() as u64).to_le_bytes());
             head.extend(entry.name.as_bytes());
             head.extend((sizes.len() as u32).to_le_bytes());
@@ -206,16 +213,22 @@ mod tests {
         let entry = |name: &str, shape, dtype, bytes| Entry {
             name: name.to_owned(),
             shape,
+            stack: 1,
             stored: Stored::Plain(dtype),
             bytes,
         };
         let entries = [
             entry("v", [1, 3], DType::F32, 12),
             entry("m", [2, 32], DType::Q8_0, 68),
+            Entry {
+                stack: 2,
+                ..entry("s", [6, 32], DType::Q8_0, 204)
+            },
         ];
         let mut writer = GgufWriter::create(&path, &metadata, 64, &entries).unwrap();
         writer.tensor(&[1; 12]).unwrap();
         writer.tensor(&[2; 68]).unwrap();
+        writer.tensor(&[3; 204]).unwrap();
         writer.finish().unwrap();
         let bytes = std::fs::read(&path).unwrap();
         let gguf = Gguf::open(&path).unwrap();
@@ -226,7 +239,11 @@ mod tests {
         assert_eq!(gguf.texts("e").map(<[String]>::len), Some(2));
         assert_eq!(gguf.values.get("f"), Some(&Value::Ints(vec![-1, 2])));
         assert_eq!(gguf.tensors["m"].shape, [2, 32]);
-        assert_eq!(gguf.tensors["m"].bytes, 68);
+        assert_eq!((gguf.tensors["m"].bytes, gguf.tensors["m"].stack), (68, 1));
+        assert_eq!(
+            (gguf.tensors["s"].shape, gguf.tensors["s"].stack),
+            ([6, 32], 2)
+        );
         assert_eq!(bytes.len() % 64, 0);
         let second = GgufWriter::create(&path, &metadata, 64, &entries);
         assert!(second.is_err(), "an existing file is left alone");
@@ -238,6 +255,7 @@ mod tests {
         let entries = [Entry {
             name: "v".to_owned(),
             shape: [1, 3],
+            stack: 1,
             stored: Stored::Plain(DType::F32),
             bytes: 12,
         }];

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 
-use crate::config::{Family, ModelConfig, RopeScaling};
+use crate::config::{Family, ModelConfig, Rope, RopeScaling};
 use crate::error::{ModelError, Result};
 use crate::model::Model;
 use crate::tensor::DType;
@@ -26,11 +26,7 @@ pub(crate) fn torch_name(dtype: DType) -> Option<&'static str> {
 
 /// config.json, in the words that every transformers since 4.43 reads. `Err`: what it has no words for.
 pub(crate) fn config_json(config: &ModelConfig, dtype: DType) -> Result<Value, String> {
-    let (architecture, kind) = match config.family {
-        Family::Llama => ("LlamaForCausalLM", "llama"),
-        Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
-        Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
-    };
+    let (architecture, kind) = config.family.hugging_face();
     if config.family == Family::Llama && config.sliding_window.is_some() {
         return Err("a sliding window in a Llama".to_owned());
     }
@@ -50,7 +46,7 @@ pub(crate) fn config_json(config: &ModelConfig, dtype: DType) -> Result<Value, S
         "vocab_size": config.vocab,
         "rms_norm_eps": number(config.rms_eps),
         "rope_theta": number(config.rope.theta),
-        "rope_scaling": rope_json(config)?,
+        "rope_scaling": rope_json(&config.rope, config.head_dim)?,
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.context_length,
         "attention_bias": config.qkv_bias && config.family != Family::Qwen2,
@@ -59,7 +55,17 @@ pub(crate) fn config_json(config: &ModelConfig, dtype: DType) -> Result<Value, S
         "torch_dtype": torch_name(dtype),
         "use_cache": true,
     });
-    if config.family != Family::Llama {
+    if let Some(experts) = config.experts {
+        json["moe_intermediate_size"] = json!(config.intermediate);
+        json["num_experts"] = json!(experts.count);
+        json["num_experts_per_tok"] = json!(experts.active);
+        json["norm_topk_prob"] = json!(experts.normalised);
+        json["decoder_sparse_step"] = json!(1);
+        json["mlp_only_layers"] = json!([]);
+    }
+    if config.family == Family::Gemma3 {
+        gemma3_json(config, &mut json)?;
+    } else if config.family != Family::Llama {
         json["sliding_window"] = json!(config.sliding_window);
         json["use_sliding_window"] = json!(config.sliding_window.is_some());
         // From this layer on there is a window.
@@ -72,6 +78,37 @@ pub(crate) fn config_json(config: &ModelConfig, dtype: DType) -> Result<Value, S
     Ok(json)
 }
 
+/// What only a Gemma 3 says: older transformers read the pattern, newer ones the list of layers.
+fn gemma3_json(config: &ModelConfig, json: &mut Value) -> Result<(), String> {
+    let kind = |layer| match config.window(layer) {
+        Some(_) => "sliding_attention",
+        None => "full_attention",
+    };
+    json["hidden_activation"] = json!("gelu_pytorch_tanh");
+    json["query_pre_attn_scalar"] = json!(config.query_scalar);
+    json["sliding_window"] = json!(config.sliding_window);
+    json["layer_types"] = (0..config.layers).map(kind).collect();
+    match config.sliding_window {
+        None => json["sliding_window_pattern"] = json!(1),
+        Some(_) => {
+            if let Some(pattern) = config.window_pattern() {
+                json["sliding_window_pattern"] = json!(pattern);
+            }
+        }
+    }
+    if let Some(local) = &config.local_rope {
+        if local.scaling != RopeScaling::None {
+            return Err("scaled rotary positions in windowed layers".to_owned());
+        }
+        json["rope_local_base_freq"] = number(local.theta);
+    }
+    // transformers knows one activation of a Gemma by this name and reads `hidden_act` of none.
+    if let Some(map) = json.as_object_mut() {
+        map.remove("hidden_act");
+    }
+    Ok(())
+}
+
 /// The shortest decimal that reads back as this f32: 1e-5, not 9.99999974e-6.
 fn number(x: f32) -> Value {
     x.to_string()
@@ -79,8 +116,8 @@ fn number(x: f32) -> Value {
         .map_or(Value::Null, Value::from)
 }
 
-fn rope_json(config: &ModelConfig) -> Result<Value, String> {
-    Ok(match &config.rope.scaling {
+fn rope_json(rope: &Rope, head_dim: usize) -> Result<Value, String> {
+    Ok(match &rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": number(*factor)}),
         RopeScaling::Llama3 {
@@ -110,7 +147,7 @@ fn rope_json(config: &ModelConfig) -> Result<Value, String> {
             "attention_factor": number(*attention_factor),
         }),
         RopeScaling::Factors(factors) => {
-            let Some((factor, original)) = llama3_of(config, factors) else {
+            let Some((factor, original)) = llama3_of(rope, head_dim, factors) else {
                 return Err("rotary divisors that are not Llama 3's".to_owned());
             };
             json!({
@@ -126,18 +163,18 @@ fn rope_json(config: &ModelConfig) -> Result<Value, String> {
 
 /// The rule whose divisors a GGUF file has: every published Llama 3.x uses the bounds 1 and 4 and the length 8192, with a stretch
 /// that is the largest divisor. `None` unless it gives these very numbers.
-fn llama3_of(config: &ModelConfig, factors: &[f32]) -> Option<(f32, usize)> {
+fn llama3_of(rope: &Rope, head_dim: usize, factors: &[f32]) -> Option<(f32, usize)> {
     let factor = factors.iter().copied().fold(0.0, f32::max);
     let original = 8192;
-    let mut rope = config.rope.clone();
-    let (given, _) = rope.inverse_frequencies(config.head_dim);
+    let mut rope = rope.clone();
+    let (given, _) = rope.inverse_frequencies(head_dim);
     rope.scaling = RopeScaling::Llama3 {
         factor,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_context: original,
     };
-    let (made, _) = rope.inverse_frequencies(config.head_dim);
+    let (made, _) = rope.inverse_frequencies(head_dim);
     let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 * a.abs();
     (given.len() == made.len() && given.iter().zip(&made).all(near)).then_some((factor, original))
 }

@@ -29,9 +29,10 @@ mod tensor;
 pub mod testing;
 mod tokenizer_gguf;
 mod tokenizer_hf;
+mod tokenizer_spm;
 mod tokenizer_write;
 
-pub use config::{Family, ModelConfig, Rope, RopeScaling};
+pub use config::{Experts, Family, ModelConfig, Rope, RopeScaling};
 pub use error::{ModelError, Result};
 pub use model::{Model, tokenizer_hash};
 pub use names::{LayerTensor, TensorName};

@@ -47,13 +47,22 @@ struct OpenFile {
 /// Where a tensor lies and what is done to it on reading.
 #[derive(Debug, Clone)]
 struct Place {
-    file: usize,
-    offset: u64,
-    bytes: u64,
+    /// One run of bytes, or one for each expert.
+    parts: Vec<Part>,
     shape: [usize; 2],
     stored: Stored,
     /// Heads whose rows llama.cpp's converter interleaved (GGUF `llama` q and k only).
     interleaved_heads: Option<usize>,
+    /// The file holds 1 + w of a norm, w is handed out (GGUF `gemma3` only).
+    plus_one: bool,
+}
+
+/// A run of a file's bytes.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    file: usize,
+    offset: u64,
+    bytes: u64,
 }
 
 impl OpenFile {
@@ -126,14 +135,14 @@ impl Model {
                 return Err(ModelError::tensor(path, &stored_name, reason));
             }
             check_shape(&config, name, tensor.shape)
+                .and_then(|()| check_stack(&config, name, tensor.stack))
                 .map_err(|reason| ModelError::tensor(path, &stored_name, reason))?;
-            tensors.insert(
-                name,
-                place_in_gguf(tensor, interleaved_heads(&config, name)),
-            );
+            let plus_one = name.is_norm() && config.family.norm_plus_one();
+            let place = place_in_gguf(tensor, interleaved_heads(&config, name), plus_one);
+            tensors.insert(name, place);
         }
         let known = |stored: &String| stored == ROPE_FACTORS;
-        refuse_strangers(path, gguf.tensors.keys(), &config.tensor_names(), known)?;
+        refuse_strangers(path, gguf.tensors.keys(), &config, known)?;
         let (name, text) = (
             name.to_owned(),
             TextSource::Gguf(Box::new(gguf.without_tensors())),
@@ -164,22 +173,33 @@ impl Model {
         }
         let mut tensors = BTreeMap::new();
         for name in config.tensor_names() {
-            let stored_name = name.hugging_face();
-            let Some((index, tensor)) = found.get(&stored_name) else {
-                let reason = "is missing from the model's files";
-                return Err(ModelError::tensor(&paths[0], &stored_name, reason));
-            };
-            let place = place_in_folder(&config, name, (*index, tensor))
-                .map_err(|reason| ModelError::tensor(&paths[*index], &stored_name, reason))?;
-            tensors.insert(name, place);
+            let mut place: Option<Place> = None;
+            for stored_name in name.hugging_face_parts(&config) {
+                let Some((index, tensor)) = found.get(&stored_name) else {
+                    let reason = "is missing from the model's files";
+                    return Err(ModelError::tensor(&paths[0], &stored_name, reason));
+                };
+                let bad = |reason| ModelError::tensor(&paths[*index], &stored_name, reason);
+                let part = place_in_folder(&config, name, (*index, tensor)).map_err(bad)?;
+                match &mut place {
+                    None => place = Some(part),
+                    Some(place) if place.stored != part.stored => {
+                        let (one, first) = (part.stored, place.stored);
+                        return Err(bad(format!("is {one:?}, the first expert's is {first:?}")));
+                    }
+                    Some(place) => place.parts.extend(part.parts),
+                }
+            }
+            tensors.extend(place.map(|place| (name, place)));
         }
         let known = |stored: &String| {
             // Old checkpoints carry frequencies that follow from the configuration, and some a
             // copy of the tied embeddings.
             stored.ends_with("rotary_emb.inv_freq")
-                || (config.tie_embeddings && *stored == TensorName::Head.hugging_face())
+                || (config.tie_embeddings
+                    && *stored == TensorName::Head.hugging_face(config.family))
         };
-        refuse_strangers(folder, found.keys(), &config.tensor_names(), known)?;
+        refuse_strangers(folder, found.keys(), &config, known)?;
         let (name, text) = (name.to_owned(), TextSource::Folder(folder.to_owned()));
         Ok(Self {
             name,
@@ -204,6 +224,7 @@ impl Model {
     /// How a tensor will be handed out, without reading it.
     pub fn dtype(&self, name: TensorName) -> Option<DType> {
         self.tensors.get(&name).map(|place| match place.stored {
+            _ if place.plus_one => DType::F32,
             Stored::Plain(dtype) => dtype,
             Stored::Q5_0 | Stored::Unknown(_) => DType::Q8_0,
         })
@@ -232,15 +253,32 @@ impl Model {
                 "is not part of this model",
             ));
         };
-        let file = &self.files[place.file];
-        let mut bytes = file.read(place.offset, place.bytes)?;
-        let dtype = match place.stored {
+        let file = &self.files[place.parts.first().map_or(0, |part| part.file)];
+        let mut bytes = Vec::new();
+        for part in &place.parts {
+            let read = self.files[part.file].read(part.offset, part.bytes)?;
+            if bytes.is_empty() {
+                bytes = read;
+                bytes.reserve_exact(bytes.len() * (place.parts.len() - 1));
+            } else {
+                bytes.extend(read);
+            }
+        }
+        let mut dtype = match place.stored {
             Stored::Plain(dtype) => dtype,
             Stored::Q5_0 | Stored::Unknown(_) => {
                 bytes = q5_0_to_q8_0(&bytes);
                 DType::Q8_0
             }
         };
+        if place.plus_one {
+            let values = crate::dequant::to_f32(dtype, &bytes);
+            bytes = values
+                .iter()
+                .flat_map(|v| (v - 1.0).to_le_bytes())
+                .collect();
+            dtype = DType::F32;
+        }
         if let Some(heads) = place.interleaved_heads {
             bytes = half_split_rows(&bytes, heads, self.config.head_dim);
         }
@@ -391,14 +429,26 @@ fn check_shape(config: &ModelConfig, name: TensorName, found: [usize; 2]) -> Res
     }
 }
 
-fn place_in_gguf(tensor: &GgufTensor, interleaved_heads: Option<usize>) -> Place {
+fn check_stack(config: &ModelConfig, name: TensorName, found: usize) -> Result<(), String> {
+    match config.stack(name) {
+        expected if expected == found => Ok(()),
+        expected => Err(format!(
+            "is a stack of {found} matrices, expected {expected}"
+        )),
+    }
+}
+
+fn place_in_gguf(tensor: &GgufTensor, interleaved_heads: Option<usize>, plus_one: bool) -> Place {
     Place {
-        file: 0,
-        offset: tensor.offset,
-        bytes: tensor.bytes,
+        parts: vec![Part {
+            file: 0,
+            offset: tensor.offset,
+            bytes: tensor.bytes,
+        }],
         shape: tensor.shape,
         stored: tensor.stored,
         interleaved_heads,
+        plus_one,
     }
 }
 
@@ -408,19 +458,30 @@ fn place_in_folder(
     (file, tensor): (usize, &SafeTensor),
 ) -> Result<Place, String> {
     let shape = tensor.shape.ok_or("has neither one nor two dimensions")?;
-    check_shape(config, name, shape)?;
+    let stack = config.stack(name);
+    let whole = config.shape(name).unwrap_or_default();
+    // Each expert's matrix is a tensor of its own here.
+    let expected = [whole[0] / stack.max(1), whole[1]];
+    if shape != expected {
+        return Err(format!(
+            "has the shape {shape:?}, the configuration asks for {expected:?}"
+        ));
+    }
     let dtype = match &tensor.dtype {
         Ok(dtype) => *dtype,
         Err(other) => return Err(format!("{other} is not supported; F32, F16 and BF16 are")),
     };
     let (offset, bytes, stored) = (tensor.offset, tensor.bytes, Stored::Plain(dtype));
     Ok(Place {
-        file,
-        offset,
-        bytes,
-        shape,
+        parts: vec![Part {
+            file,
+            offset,
+            bytes,
+        }],
+        shape: whole,
         stored,
         interleaved_heads: None,
+        plus_one: false,
     })
 }
 
@@ -428,12 +489,17 @@ fn place_in_folder(
 fn refuse_strangers<'a>(
     path: &Path,
     stored: impl Iterator<Item = &'a String>,
-    expected: &[TensorName],
+    config: &ModelConfig,
     known: impl Fn(&String) -> bool,
 ) -> Result<()> {
-    let expected: std::collections::HashSet<String> = expected
-        .iter()
-        .flat_map(|name| [name.gguf(), name.hugging_face()])
+    let expected: std::collections::HashSet<String> = config
+        .tensor_names()
+        .into_iter()
+        .flat_map(|name| {
+            let mut names = name.hugging_face_parts(config);
+            names.push(name.gguf());
+            names
+        })
         .collect();
     for name in stored {
         if !expected.contains(name) && !known(name) {

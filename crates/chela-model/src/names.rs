@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::config::{Family, ModelConfig};
+
 /// A tensor of a model. `Display` gives the canonical name, e.g. `layers.3.attn.q.weight`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TensorName {
@@ -40,6 +42,8 @@ pub enum LayerTensor {
     QNorm,
     /// `[1, D]`: `attn.k_norm`.
     KNorm,
+    /// `[1, hidden]`, behind attention: `post_attn_norm`.
+    PostAttnNorm,
     /// `[1, hidden]`: `mlp_norm`.
     MlpNorm,
     /// `[intermediate, hidden]`: `mlp.gate`.
@@ -48,11 +52,21 @@ pub enum LayerTensor {
     Up,
     /// `[hidden, intermediate]`: `mlp.down`.
     Down,
+    /// `[experts, hidden]`: `mlp.router`.
+    Router,
+    /// `[experts * intermediate, hidden]`, one expert after the other: `mlp.experts.gate`.
+    ExpertGates,
+    /// `[experts * intermediate, hidden]`: `mlp.experts.up`.
+    ExpertUps,
+    /// `[experts * hidden, intermediate]`: `mlp.experts.down`.
+    ExpertDowns,
+    /// `[1, hidden]`, behind the MLP: `post_mlp_norm`.
+    PostMlpNorm,
 }
 
 impl LayerTensor {
     /// All of them, in the order they are used in a forward pass.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 21] = [
         Self::AttnNorm,
         Self::Q,
         Self::QBias,
@@ -64,11 +78,25 @@ impl LayerTensor {
         Self::KNorm,
         Self::O,
         Self::OBias,
+        Self::PostAttnNorm,
         Self::MlpNorm,
         Self::Gate,
         Self::Up,
         Self::Down,
+        Self::Router,
+        Self::ExpertGates,
+        Self::ExpertUps,
+        Self::ExpertDowns,
+        Self::PostMlpNorm,
     ];
+
+    /// Whether it is a stack of the experts' matrices.
+    pub fn of_experts(self) -> bool {
+        matches!(
+            self,
+            Self::ExpertGates | Self::ExpertUps | Self::ExpertDowns
+        )
+    }
 
     /// (canonical, Hugging Face, GGUF), each below the layer's prefix.
     fn names(self) -> (&'static str, &'static str, &'static str) {
@@ -96,6 +124,11 @@ impl LayerTensor {
                 "self_attn.k_norm.weight",
                 "attn_k_norm.weight",
             ),
+            Self::PostAttnNorm => (
+                "post_attn_norm",
+                "post_attention_layernorm.weight",
+                "post_attention_norm.weight",
+            ),
             Self::MlpNorm => (
                 "mlp_norm",
                 "post_attention_layernorm.weight",
@@ -104,14 +137,63 @@ impl LayerTensor {
             Self::Gate => ("mlp.gate", "mlp.gate_proj.weight", "ffn_gate.weight"),
             Self::Up => ("mlp.up", "mlp.up_proj.weight", "ffn_up.weight"),
             Self::Down => ("mlp.down", "mlp.down_proj.weight", "ffn_down.weight"),
+            Self::Router => ("mlp.router", "mlp.gate.weight", "ffn_gate_inp.weight"),
+            Self::ExpertGates => (
+                "mlp.experts.gate",
+                "mlp.experts.*.gate_proj.weight",
+                "ffn_gate_exps.weight",
+            ),
+            Self::ExpertUps => (
+                "mlp.experts.up",
+                "mlp.experts.*.up_proj.weight",
+                "ffn_up_exps.weight",
+            ),
+            Self::ExpertDowns => (
+                "mlp.experts.down",
+                "mlp.experts.*.down_proj.weight",
+                "ffn_down_exps.weight",
+            ),
+            Self::PostMlpNorm => (
+                "post_mlp_norm",
+                "post_feedforward_layernorm.weight",
+                "post_ffw_norm.weight",
+            ),
         }
     }
 }
 
 impl TensorName {
-    /// The name in Hugging Face checkpoints.
-    pub fn hugging_face(self) -> String {
+    /// Whether it is the weight of a norm.
+    pub fn is_norm(self) -> bool {
+        use LayerTensor as L;
         match self {
+            Self::FinalNorm => true,
+            Self::Embed | Self::Head => false,
+            Self::Layer(_, tensor) => matches!(
+                tensor,
+                L::AttnNorm | L::PostAttnNorm | L::MlpNorm | L::PostMlpNorm | L::QNorm | L::KNorm
+            ),
+        }
+    }
+
+    /// The names of the parts in Hugging Face checkpoints, where each expert's matrices are tensors of their own.
+    pub(crate) fn hugging_face_parts(self, config: &ModelConfig) -> Vec<String> {
+        let name = self.hugging_face(config.family);
+        match self {
+            Self::Layer(_, tensor) if tensor.of_experts() => (0..config.stack(self))
+                .map(|expert| name.replace('*', &expert.to_string()))
+                .collect(),
+            _ => vec![name],
+        }
+    }
+
+    /// The name in a family's Hugging Face checkpoints; `*` stands for the number of an expert.
+    pub fn hugging_face(self, family: Family) -> String {
+        match self {
+            // With norms behind attention and MLP too, the name that others give the norm before the MLP is taken.
+            Self::Layer(layer, LayerTensor::MlpNorm) if family.post_norms() => {
+                format!("model.layers.{layer}.pre_feedforward_layernorm.weight")
+            }
             Self::Embed => "model.embed_tokens.weight".to_owned(),
             Self::FinalNorm => "model.norm.weight".to_owned(),
             Self::Head => "lm_head.weight".to_owned(),

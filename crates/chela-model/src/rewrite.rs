@@ -144,10 +144,14 @@ fn write_weights(
     let config = model.config();
     let names = config.tensor_names();
     let shape = |name: &TensorName| config.shape(*name).unwrap_or_default();
-    let table: Vec<_> = names
-        .iter()
-        .map(|name| (name.hugging_face(), shape(name)))
-        .collect();
+    // The bytes of a stack are those of its parts, one after the other.
+    let parts = |name: &TensorName| {
+        let [rows, cols] = shape(name);
+        let shape = [rows / config.stack(*name), cols];
+        let names = name.hugging_face_parts(config).into_iter();
+        names.map(move |part| (part, shape)).collect::<Vec<_>>()
+    };
+    let table: Vec<_> = names.iter().flat_map(parts).collect();
     let mut writer = SafetensorsWriter::create(path, dtype, &table)?;
     let mut meter = Meter::new(
         progress,
@@ -160,8 +164,9 @@ fn write_weights(
             model.tensor(name)?.bytes
         } else {
             let (shape, values) = edited(edit, model, name, path)?;
-            encode(dtype, shape[1], &values)
-                .map_err(|reason| ModelError::tensor(path, &name.hugging_face(), reason))?
+            encode(dtype, shape[1], &values).map_err(|reason| {
+                ModelError::tensor(path, &name.hugging_face(config.family), reason)
+            })?
         };
         writer.tensor(&bytes)?;
         meter.add(bytes.len());
@@ -236,11 +241,12 @@ fn fitting(dtype: DType, [rows, cols]: [usize; 2]) -> DType {
     }
 }
 
-fn entry(name: String, shape: [usize; 2], dtype: DType) -> Entry {
+fn entry(name: String, shape: [usize; 2], stack: usize, dtype: DType) -> Entry {
     let row = dtype.row_bytes(shape[1]).unwrap_or_default();
     Entry {
         name,
         shape,
+        stack,
         stored: Stored::Plain(dtype),
         bytes: (row * shape[0]) as u64,
     }
@@ -264,7 +270,7 @@ fn of_gguf(model: &Model, source: &Path, dtype: DType, edit: &dyn Edit) -> Resul
         match touched {
             Some(name) => {
                 let dtype = fitting(dtype, tensor.shape);
-                let entry = entry(stored_name.clone(), tensor.shape, dtype);
+                let entry = entry(stored_name.clone(), tensor.shape, tensor.stack, dtype);
                 tensors.push((entry, Origin::Made(*name, dtype)));
                 made += weights;
             }
@@ -272,6 +278,7 @@ fn of_gguf(model: &Model, source: &Path, dtype: DType, edit: &dyn Edit) -> Resul
                 let entry = Entry {
                     name: stored_name.clone(),
                     shape: tensor.shape,
+                    stack: tensor.stack,
                     stored: tensor.stored,
                     bytes: tensor.bytes,
                 };
@@ -324,14 +331,20 @@ fn of_folder(model: &Model, dtype: DType) -> Result<Plan> {
         let entry = entry(
             "rope_freqs.weight".to_owned(),
             [1, factors.len()],
+            1,
             DType::F32,
         );
         tensors.push((entry, Origin::Given(factors)));
     }
     for name in config.tensor_names() {
         let shape = config.shape(name).unwrap_or_default();
-        let dtype = fitting(dtype, shape);
-        tensors.push((entry(name.gguf(), shape, dtype), Origin::Made(name, dtype)));
+        let dtype = match name {
+            // llama.cpp's converter keeps the small matrix that decides so much.
+            TensorName::Layer(_, crate::names::LayerTensor::Router) => DType::F32,
+            _ => fitting(dtype, shape),
+        };
+        let entry = entry(name.gguf(), shape, config.stack(name), dtype);
+        tensors.push((entry, Origin::Made(name, dtype)));
     }
     Ok(Plan {
         source: None,
@@ -366,6 +379,9 @@ fn write_plan(
                 let (shape, mut values) = edited(edit, model, *name, path)?;
                 if let Some(heads) = interleaved_heads(model.config(), *name) {
                     values = interleave(&values, heads, model.config().head_dim);
+                }
+                if name.is_norm() && model.config().family.norm_plus_one() {
+                    values.iter_mut().for_each(|w| *w += 1.0);
                 }
                 encode(*dtype, shape[1], &values).map_err(refuse)?
             }

@@ -14,6 +14,7 @@ use crate::config_gguf::token_id;
 use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 use crate::tokenizer_hf::SpecialNames;
+use crate::tokenizer_spm;
 
 /// GGML's token types.
 pub(crate) const NORMAL: i32 = 1;
@@ -34,11 +35,11 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn bad(&self, reason: impl ToString) -> ModelError {
+    pub(crate) fn bad(&self, reason: impl ToString) -> ModelError {
         ModelError::tokenizer(self.path, reason)
     }
 
-    fn texts(&self, key: &str) -> Result<&[String]> {
+    pub(crate) fn texts(&self, key: &str) -> Result<&[String]> {
         let texts = self.gguf.texts(key).filter(|texts| !texts.is_empty());
         texts.ok_or_else(|| self.bad(format!("the metadata has no {key}")))
     }
@@ -72,7 +73,7 @@ impl Source<'_> {
         })
     }
 
-    fn types(&self, tokens: usize) -> Result<&[i32]> {
+    pub(crate) fn types(&self, tokens: usize) -> Result<&[i32]> {
         match self.gguf.ints("tokenizer.ggml.token_type") {
             None => Ok(&[]),
             Some(types) if types.len() == tokens => Ok(types),
@@ -86,11 +87,12 @@ impl Source<'_> {
     pub(crate) fn tokenizer(&self) -> Result<Tokenizer> {
         match self.gguf.text("tokenizer.ggml.model") {
             Some("gpt2") => {}
+            Some("llama") => return tokenizer_spm::tokenizer(self),
             other => {
                 return Err(ModelError::Unsupported {
                     path: self.path.to_owned(),
                     what: format!("the tokenizer model {}", other.unwrap_or("(none named)")),
-                    hint: "byte-level BPE (gpt2) is; use the model's Hugging Face folder"
+                    hint: "byte-level BPE (gpt2) and scored pieces (llama) are; use the model's Hugging Face folder"
                         .to_owned(),
                 });
             }

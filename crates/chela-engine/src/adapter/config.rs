@@ -3,6 +3,7 @@
 use super::Target;
 use crate::error::{io, weights};
 use chela_core::EngineError;
+use chela_model::ModelConfig;
 use serde::Serialize;
 use serde_json::Value;
 use std::{io::Read, path::Path};
@@ -46,7 +47,7 @@ pub(super) struct PeftConfig {
 }
 
 /// Reads and checks the file at `path`.
-pub(super) fn read(path: &Path) -> Result<PeftConfig, EngineError> {
+pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<PeftConfig, EngineError> {
     let refuse = |why: String| weights(format!("{}: {why}", path.display()));
     let text = read_short(path, LONGEST)?;
     let json: Value = serde_json::from_slice(&text)
@@ -54,7 +55,7 @@ pub(super) fn read(path: &Path) -> Result<PeftConfig, EngineError> {
     if !json.is_object() {
         return Err(refuse("not a JSON object".to_owned()));
     }
-    check(&json).map_err(refuse)
+    check(&json, model).map_err(refuse)
 }
 
 /// A file's bytes, unless there are more than such a file has.
@@ -70,7 +71,7 @@ pub(super) fn read_short(path: &Path, longest: u64) -> Result<Vec<u8>, EngineErr
     Ok(bytes)
 }
 
-fn check(json: &Value) -> Result<PeftConfig, String> {
+fn check(json: &Value, model: &ModelConfig) -> Result<PeftConfig, String> {
     match json.get("peft_type") {
         None | Some(Value::Null) => {}
         Some(Value::String(kind)) if kind.is_empty() || kind.eq_ignore_ascii_case("lora") => {}
@@ -118,7 +119,7 @@ fn check(json: &Value) -> Result<PeftConfig, String> {
     Ok(PeftConfig {
         rank,
         alpha: alpha * root,
-        targets: target_modules(&json["target_modules"])?,
+        targets: target_modules(&json["target_modules"], model)?,
         base_model: json["base_model_name_or_path"].as_str().map(str::to_owned),
     })
 }
@@ -148,9 +149,9 @@ fn shown(value: &Value) -> String {
 }
 
 /// A list of names, or PEFT's word for all linear maps but the head.
-fn target_modules(value: &Value) -> Result<Vec<Target>, String> {
+fn target_modules(value: &Value, model: &ModelConfig) -> Result<Vec<Target>, String> {
     match value {
-        Value::String(word) if word == "all-linear" => Ok(Target::ALL.to_vec()),
+        Value::String(word) if word == "all-linear" => Ok(Target::of(model).to_vec()),
         Value::String(_) => Err(format!(
             "target_modules is the pattern {}: a list of names, or \"all-linear\", is supported; write the names that it \
              matches",
@@ -160,7 +161,15 @@ fn target_modules(value: &Value) -> Result<Vec<Target>, String> {
             let name = |item: &Value| item.as_str().map(str::to_owned);
             let names: Option<Vec<String>> = list.iter().map(name).collect();
             let names = names.ok_or_else(|| format!("target_modules is {}", shown(value)))?;
-            find_targets(&names)
+            // As in PEFT, names that nothing in the model has (it keeps experts in one tensor) are no error beside others; the
+            // file's tensors are compared with the rest.
+            let mut found = find_targets(&names)?;
+            let asked = found.clone();
+            found.retain(|target| Target::of(model).contains(target));
+            if found.is_empty() {
+                return Err(without_experts(&asked));
+            }
+            Ok(found)
         }
         other => {
             let other = shown(other);
@@ -171,9 +180,32 @@ fn target_modules(value: &Value) -> Result<Vec<Target>, String> {
     }
 }
 
-/// The maps of these names, in the order in which they are kept.
-pub(super) fn targets(modules: &[String]) -> Result<Vec<Target>, EngineError> {
-    find_targets(modules).map_err(weights)
+/// The maps of these names, in the order in which they are kept. All seven names mean every map that takes an adapter: those of
+/// attention in a mixture of experts.
+pub(super) fn targets(modules: &[String], model: &ModelConfig) -> Result<Vec<Target>, EngineError> {
+    let found = find_targets(modules).map_err(weights)?;
+    if found == Target::ALL {
+        return Ok(Target::of(model).to_vec());
+    }
+    let odd = |target: &&Target| !Target::of(model).contains(target);
+    let odd: Vec<Target> = found.iter().filter(odd).copied().collect();
+    match odd.is_empty() {
+        true => Ok(found),
+        false => Err(weights(without_experts(&odd))),
+    }
+}
+
+/// Why these have no adapter in a mixture of experts.
+pub(super) fn without_experts(asked: &[Target]) -> String {
+    let names = |targets: &[Target]| {
+        let names: Vec<&str> = targets.iter().map(|t| t.module()).collect();
+        names.join(", ")
+    };
+    format!(
+        "adapters on experts are not supported, and in this model {} are maps of experts; train {}",
+        names(asked),
+        names(&Target::ALL[..4])
+    )
 }
 
 fn find_targets(modules: &[String]) -> Result<Vec<Target>, String> {

@@ -28,7 +28,7 @@ pub(crate) struct AdapterFile {
 impl AdapterFile {
     /// Opens `dir` for a model.
     pub fn open(model: &ModelConfig, dir: &Path) -> Result<Self, EngineError> {
-        let config = config::read(&dir.join("adapter_config.json"))?;
+        let config = config::read(&dir.join("adapter_config.json"), model)?;
         check_tokenizer(dir, model)?;
         let path = dir.join("adapter_model.safetensors");
         if !path.exists() && dir.join("adapter_model.bin").exists() {
@@ -112,6 +112,9 @@ impl AdapterFile {
             .filter(|(name, _)| !expected.contains(*name));
         match surplus.map(|(_, stored)| stored).min() {
             None => Ok(()),
+            Some(stored) if self.model.experts.is_some() && stored.contains(".mlp.") => Err(
+                format!("{stored:?}: {}", config::without_experts(&Target::ALL[4..])),
+            ),
             Some(stored) => Err(format!(
                 "{stored:?} belongs to none of the target modules in this model's {layers} layers; is it an adapter of another model?"
             )),

@@ -255,7 +255,7 @@ impl<K: Kernels> LocalLearner<K> {
         loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
     ) -> Result<(), EngineError> {
         let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-        let block = Block::new(&samples, self.base.config.sliding_window);
+        let block = Block::new(&samples);
         let tape = self.pass(&block).forward(true)?;
         let head = self.head(&tape, &samples, &block, (true, 0))?;
         let mut d_logprobs = Vec::new();
@@ -299,7 +299,7 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         let mut all = Vec::with_capacity(batch.len());
         for of in self.blocks(batch) {
             let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-            let block = Block::new(&samples, self.base.config.sliding_window);
+            let block = Block::new(&samples);
             let tape = self.pass(&block).forward(false)?;
             let head = self.head(&tape, &samples, &block, (want.entropy, want.top_k))?;
             all.extend(of.into_iter().zip(split(&head.scores, &samples, head.k)));

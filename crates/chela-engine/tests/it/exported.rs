@@ -20,7 +20,7 @@ pub fn write_adapter(name: &str, dir: &Path) {
     let all = AdapterSpec::default().targets;
     let spec = AdapterSpec {
         rank: 2 + number,
-        alpha: [4.0, 4.5, 8.0, 5.0, 6.0, 16.0][number],
+        alpha: [4.0, 4.5, 8.0, 5.0, 6.0, 16.0, 3.0, 7.0, 10.0, 12.0][number],
         targets: if number % 2 == 0 {
             all
         } else {

@@ -13,13 +13,17 @@ use std::{
     sync::Arc,
 };
 
-pub const NAMES: [&str; 6] = [
+pub const NAMES: [&str; 10] = [
     "llama-tied",
     "llama-rope3",
     "qwen2-tied",
     "qwen2-untied",
     "qwen3-tied",
     "qwen3-untied",
+    "gemma3-tied",
+    "gemma3-scaled",
+    "qwen3moe-normed",
+    "qwen3moe-plain",
 ];
 
 pub fn root() -> PathBuf {
@@ -219,4 +223,6 @@ fn lora_gradients_and_steps_equal_peft() {
 fn recomputed_layers_give_the_same_gradients() {
     check_gradients("llama-rope3", 0);
     check_gradients("qwen3-tied", 0);
+    check_gradients("gemma3-tied", 0);
+    check_gradients("qwen3moe-normed", 0);
 }

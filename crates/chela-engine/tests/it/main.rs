@@ -11,12 +11,14 @@ mod exported;
 mod faulty;
 mod forgetting;
 
+mod gemma_real;
 mod golden;
 mod imports;
 mod learning;
 mod load;
 mod merged_real;
 mod merging;
+mod mixed;
 mod receipts;
 mod replay;
 mod requests;

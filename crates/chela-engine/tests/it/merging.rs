@@ -71,6 +71,19 @@ fn gap(
     (most.max(4.0 * mean), merged)
 }
 
+/// llama.cpp knows no other scale of a Gemma's attention than that of the published models, and divides experts' weights always.
+const NO_GGUF: [(&str, &str); 2] = [
+    (
+        "gemma3-scaled",
+        "a query_pre_attn_scalar of 24 instead of 16",
+    ),
+    ("qwen3moe-plain", "norm_topk_prob false"),
+];
+
+fn no_gguf(name: &str) -> bool {
+    NO_GGUF.iter().any(|(no, _)| *no == name)
+}
+
 #[test]
 fn merged_checkpoints_say_what_base_and_adapter_say() {
     for name in NAMES {
@@ -91,12 +104,20 @@ fn merged_checkpoints_say_what_base_and_adapter_say() {
             (Form::Gguf, Some(DType::Q8_0), 1.0),
         ];
         for (form, dtype, most) in cases {
+            if form == Form::Gguf && no_gguf(name) {
+                continue;
+            }
             let (gap, merged) = gap((&model, &adapter), (form, dtype), (&tokens, &want));
+            // A rounded weight may send a token to another expert.
+            let far = model.config().experts.is_some() && most > 0.1;
+            let most = if far { 3.0 } else { most };
             assert!(gap < most, "{name} {form:?} {dtype:?}: {gap}");
             let hash = |m: &Model| m.tokenizer_hash().unwrap();
             assert_eq!(hash(&merged), hash(&model), "{name} {form:?}");
             assert_eq!(merged.chat_template(), model.chat_template());
             let rope = |m: &Model| m.config().rope.inverse_frequencies(m.config().head_dim);
+            let local = |m: &Model| m.config().local_rope.clone();
+            assert_eq!(local(&merged), local(&model), "{name} {form:?}");
             let (ours, theirs) = (rope(&model), rope(&merged));
             assert!(apart(&ours.0, &theirs.0) < 1e-6 && (ours.1 - theirs.1).abs() < 1e-6);
             let mut config = merged.config().clone();
@@ -119,6 +140,9 @@ fn merged_tiny_files() {
             (Form::Folder, name.to_owned()),
             (Form::Gguf, format!("{name}.gguf")),
         ] {
+            if form == Form::Gguf && no_gguf(name) {
+                continue;
+            }
             let what = (form, Some(DType::F32));
             merge(&model, &adapter, what, &home.join(file), &mut NoProgress).unwrap();
         }
@@ -151,7 +175,13 @@ const TOKENS: [u32; 12] = [7, 3, 250, 41, 41, 9, 260, 100, 12, 5, 77, 281];
 
 #[test]
 fn gguf_models_are_merged_into_both_forms() {
-    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+    for family in [
+        Family::Llama,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Gemma3,
+        Family::Qwen3Moe,
+    ] {
         for dtype in [DType::F32, DType::Q4_0] {
             let home = tempfile::tempdir().unwrap();
             let spec = testing::TinySpec {
@@ -287,6 +317,16 @@ fn what_gguf_has_no_words_for_is_refused() {
     };
     let error = refused(&window, "window", &|text| text);
     assert!(error.contains("a sliding window"), "{error}");
+    for (name, what) in NO_GGUF {
+        let dir = root().join(name);
+        let (model, to) = (golden_model(&dir), home.path().join("x.gguf"));
+        let adapter = dir.join("adapter");
+        let error = merge(&model, &adapter, (Form::Gguf, None), &to, &mut NoProgress);
+        let error = error.unwrap_err().to_string();
+        let said = format!("a GGUF file of a model with {what} is not supported");
+        assert!(error.contains(&said), "{error}");
+        assert!(error.contains("write a Hugging Face folder"), "{error}");
+    }
     let plain = testing::TinySpec::default();
     let prefix =
         |text: String| text.replace("\"add_prefix_space\":false", "\"add_prefix_space\":true");

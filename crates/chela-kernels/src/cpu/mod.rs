@@ -20,6 +20,7 @@ mod path;
 mod rope;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod rounded;
+mod routing;
 pub(crate) mod simd;
 mod tiles;
 #[cfg(target_arch = "x86_64")]
@@ -33,7 +34,7 @@ use crate::error::{KernelError, Result};
 use crate::ops::{
     Acc, Activation, AdamW, AttentionSaved, GluGrad, Heads, Kernels, KvPiece, Linear, Mat, MatMut,
     Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope, RopeDirection,
-    RowsMode, Want, WeightBytes,
+    Routes, Routing, RowsMode, Want, WeightBytes,
 };
 use crate::pool::{Pool, Priority, ServeLease};
 use crate::segments::Segment;
@@ -257,6 +258,10 @@ impl Kernels for Cpu {
         CpuWeight::new(DType::F32, rows, cols, Arc::new(floats))
     }
 
+    fn weight_rows(&self, weight: &CpuWeight, rows: core::ops::Range<usize>) -> Result<CpuWeight> {
+        weight.slice(rows)
+    }
+
     fn weight_shape(&self, weight: &CpuWeight) -> (usize, usize) {
         (weight.rows(), weight.cols())
     }
@@ -414,6 +419,33 @@ impl Kernels for Cpu {
         adamw: AdamW,
     ) -> Result {
         self.adamw_impl(param, grad, (first, second), adamw)
+    }
+
+    fn route(&self, logits: &CpuBuf, routing: Routing) -> Result<Routes> {
+        self.route_impl(logits, routing)
+    }
+
+    fn route_backward(
+        &self,
+        logits: &CpuBuf,
+        routing: Routing,
+        routes: (&Routes, &[f32]),
+        d_logits: &mut CpuBuf,
+    ) -> Result {
+        self.route_backward_impl(logits, routing, routes, d_logits)
+    }
+
+    fn scale_rows(&self, factors: &[f32], width: usize, x: &mut CpuBuf) -> Result {
+        self.scale_rows_impl(factors, width, x)
+    }
+
+    fn row_dots(
+        &self,
+        rows: usize,
+        width: usize,
+        operands: (&CpuBuf, &CpuBuf),
+    ) -> Result<Vec<f32>> {
+        self.row_dots_impl(rows, width, operands)
     }
 
     fn head_scores(

@@ -55,6 +55,24 @@ impl CpuWeight {
         })))
     }
 
+    /// Some rows as a weight of their own over the same bytes.
+    pub(crate) fn slice(&self, rows: Range<usize>) -> Result<Self> {
+        if rows.start > rows.end || rows.end > self.rows() {
+            return Err(KernelError::Index {
+                op: "weight_rows",
+                what: "row",
+                index: rows.end,
+                limit: self.rows() + 1,
+            });
+        }
+        let inner = &self.0;
+        let part = Part {
+            bytes: inner.bytes.clone(),
+            range: rows.start * inner.row_bytes..rows.end * inner.row_bytes,
+        };
+        Self::new(inner.dtype, rows.len(), inner.cols, Arc::new(part))
+    }
+
     pub(crate) fn dtype(&self) -> DType {
         self.0.dtype
     }
@@ -108,6 +126,18 @@ fn aligned(dtype: DType, bytes: WeightBytes) -> WeightBytes {
     let mut copy = vec![0.0_f32; raw.len() / 4];
     quant::unpack(DType::F32, raw, 0, &mut copy);
     Arc::new(Floats(copy))
+}
+
+/// A run of a weight's bytes.
+struct Part {
+    bytes: WeightBytes,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        &(*self.bytes).as_ref()[self.range.clone()]
+    }
 }
 
 /// f32 storage seen as bytes (in the machine's order, which is the one it is read in).

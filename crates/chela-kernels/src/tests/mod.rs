@@ -5,6 +5,7 @@ mod elementwise;
 mod head;
 mod linear;
 mod pool;
+mod routing;
 mod rows;
 mod sample;
 

@@ -12,9 +12,9 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::config::{Family, ModelConfig, Rope, RopeScaling};
+use crate::config::{Experts, Family, ModelConfig, Rope, RopeScaling, full_layers};
 use crate::error::{ModelError, Result};
-use crate::names::{LayerTensor, TensorName};
+use crate::names::TensorName;
 use crate::source::{Layout, ModelFiles};
 use crate::tensor::DType;
 
@@ -25,7 +25,7 @@ pub use tiny_text::{TINY_END, TINY_TEMPLATE, TINY_VOCAB};
 /// Sizes of a tiny model. `Default` is a Llama of 2 layers in F32.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TinySpec {
-    /// The family; Qwen2 gets biases, Qwen3 gets q/k norms.
+    /// The family; Qwen2 gets biases, Qwen3 gets q/k norms, Gemma3 all it has, Qwen3Moe 6 experts of which 2 are active.
     pub family: Family,
     /// Width; a multiple of 32 for block formats.
     pub hidden: usize,
@@ -43,7 +43,7 @@ pub struct TinySpec {
     pub context_length: usize,
     /// Is the head the embedding?
     pub tie_embeddings: bool,
-    /// Sliding window of all layers.
+    /// Sliding window of all layers; in a Gemma3 every second layer is without.
     pub sliding_window: Option<usize>,
     /// Rotary scaling: none, linear, llama3 or yarn in a folder; none in a GGUF file.
     pub rope_scaling: RopeScaling,
@@ -75,16 +75,23 @@ impl Default for TinySpec {
 }
 
 impl TinySpec {
-    /// The default sizes in another family.
+    /// The default sizes in another family; a Gemma3 has a window of 8, experts are 32 wide.
     pub fn of(family: Family) -> Self {
         Self {
             family,
+            sliding_window: (family == Family::Gemma3).then_some(8),
+            intermediate: match family {
+                Family::Qwen3Moe => 32,
+                _ => Self::default().intermediate,
+            },
             ..Self::default()
         }
     }
 
     /// The configuration the written model will have.
     pub fn config(&self) -> ModelConfig {
+        let gemma3 = self.family == Family::Gemma3;
+        let mixed = gemma3 && self.sliding_window.is_some();
         ModelConfig {
             family: self.family,
             hidden: self.hidden,
@@ -93,18 +100,33 @@ impl TinySpec {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             intermediate: self.intermediate,
+            experts: (self.family == Family::Qwen3Moe).then_some(Experts {
+                count: 6,
+                active: 2,
+                normalised: true,
+            }),
             vocab: TINY_VOCAB,
             rms_eps: 1e-5,
             rope: Rope {
-                theta: 10_000.0,
+                theta: if gemma3 { 1_000_000.0 } else { 10_000.0 },
                 scaling: self.rope_scaling.clone(),
             },
+            local_rope: mixed.then_some(Rope {
+                theta: 10_000.0,
+                scaling: RopeScaling::None,
+            }),
+            full_layers: if mixed {
+                full_layers(self.layers, 2)
+            } else {
+                Vec::new()
+            },
+            query_scalar: self.head_dim,
             sliding_window: self.sliding_window,
             tie_embeddings: self.tie_embeddings,
             context_length: self.context_length,
             qkv_bias: self.family == Family::Qwen2,
             o_bias: false,
-            qk_norm: self.family == Family::Qwen3,
+            qk_norm: self.family.qk_norm(),
             end_ids: vec![TINY_END, tiny_text::END_OF_TEXT],
             bos_id: None,
             add_bos: false,
@@ -144,19 +166,13 @@ pub fn tiny_values(config: &ModelConfig, name: TensorName, seed: u64) -> Vec<f32
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     let mut random = Random(salt);
-    let norm = matches!(
-        name,
-        TensorName::FinalNorm
-            | TensorName::Layer(
-                _,
-                LayerTensor::AttnNorm
-                    | LayerTensor::MlpNorm
-                    | LayerTensor::QNorm
-                    | LayerTensor::KNorm
-            )
-    );
+    if name.is_norm() && config.family.norm_plus_one() {
+        // Few bits, so that a GGUF file, which holds 1 + w, gives back w exactly.
+        let weight = |_| (0.1 * random.normal() * 4096.0).round() / 4096.0;
+        return (0..rows * cols).map(weight).collect();
+    }
     let (center, spread) = match rows {
-        _ if norm => (1.0, 0.1),
+        _ if name.is_norm() => (1.0, 0.1),
         1 => (0.0, 0.1),
         // Keeps the size of what is multiplied.
         _ => (0.0, 1.0 / (cols as f32).sqrt()),
@@ -195,15 +211,13 @@ pub fn write_tiny_llama(dir: &Path, seed: u64, spec: &TinySpec) -> Result<ModelF
 }
 
 fn config_json(config: &ModelConfig) -> Value {
-    let (architecture, kind) = match config.family {
-        Family::Llama => ("LlamaForCausalLM", "llama"),
-        Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
-        Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
-    };
-    json!({
+    let (architecture, kind) = config.family.hugging_face();
+    let mut json = json!({
         "architectures": [architecture],
         "model_type": kind,
         "hidden_act": "silu",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": config.query_scalar,
         "hidden_size": config.hidden,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
@@ -220,7 +234,20 @@ fn config_json(config: &ModelConfig) -> Value {
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.context_length,
         "eos_token_id": config.end_ids[0],
-    })
+    });
+    if let Some(pattern) = config.window_pattern() {
+        json["sliding_window_pattern"] = json!(config.sliding_window.map_or(1, |_| pattern));
+    }
+    if let Some(experts) = config.experts {
+        json["moe_intermediate_size"] = json!(config.intermediate);
+        json["num_experts"] = json!(experts.count);
+        json["num_experts_per_tok"] = json!(experts.active);
+        json["norm_topk_prob"] = json!(experts.normalised);
+    }
+    if let Some(local) = &config.local_rope {
+        json["rope_local_base_freq"] = json!(local.theta);
+    }
+    json
 }
 
 fn rope_json(scaling: &RopeScaling) -> Value {
@@ -274,20 +301,22 @@ fn write_shards(dir: &Path, seed: u64, spec: &TinySpec) -> Result<()> {
             ));
         }
     };
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = config
-        .tensor_names()
-        .into_iter()
-        .map(|name| {
-            let shape = config.shape(name).unwrap_or_default();
-            let shape = if shape[0] == 1 {
-                vec![shape[1]]
-            } else {
-                shape.to_vec()
-            };
-            let bytes = quantise(spec.dtype, &tiny_values(&config, name, seed))?;
-            Ok((name.hugging_face(), shape, bytes))
-        })
-        .collect::<Result<_>>()?;
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for name in config.tensor_names() {
+        let mut shape = config.shape(name).unwrap_or_default();
+        let bytes = quantise(spec.dtype, &tiny_values(&config, name, seed))?;
+        let parts = name.hugging_face_parts(&config);
+        shape[0] /= parts.len();
+        let shape = if shape[0] == 1 {
+            vec![shape[1]]
+        } else {
+            shape.to_vec()
+        };
+        let each = bytes.chunks(bytes.len() / parts.len());
+        for (part, bytes) in parts.into_iter().zip(each) {
+            tensors.push((part, shape.clone(), bytes.to_vec()));
+        }
+    }
     let shards = spec.shards.max(1);
     let mut map = serde_json::Map::new();
     for (index, chunk) in tensors.chunks(tensors.len().div_ceil(shards)).enumerate() {

@@ -44,11 +44,7 @@ impl Header {
 /// the same tokenizer and template. Matrices are stored in `spec.dtype`.
 pub fn write_tiny_gguf(dir: &Path, seed: u64, spec: &TinySpec) -> Result<ModelFiles> {
     let config = spec.config();
-    let family = match config.family {
-        Family::Llama => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-    };
+    let family = config.family.gguf();
     let names = config.tensor_names();
     let mut head = Header::default();
     head.0.extend(b"GGUF");
@@ -61,13 +57,27 @@ pub fn write_tiny_gguf(dir: &Path, seed: u64, spec: &TinySpec) -> Result<ModelFi
     let mut data = Vec::new();
     for name in names {
         let [rows, cols] = config.shape(name).unwrap_or_default();
-        let dtype = if rows == 1 { DType::F32 } else { spec.dtype };
-        let values = interleave(&config, name, tiny_values(&config, name, seed));
+        let router = matches!(name, TensorName::Layer(_, LayerTensor::Router));
+        let dtype = if rows == 1 || router {
+            DType::F32
+        } else {
+            spec.dtype
+        };
+        let mut values = interleave(&config, name, tiny_values(&config, name, seed));
+        if name.is_norm() && config.family.norm_plus_one() {
+            values.iter_mut().for_each(|w| *w += 1.0);
+        }
         head.text(&name.gguf());
-        head.u32(if rows == 1 { 1 } else { 2 });
-        head.u64(cols as u64);
-        if rows != 1 {
-            head.u64(rows as u64);
+        let stack = config.stack(name);
+        let sizes = [cols, rows / stack, stack];
+        let dims = match (rows, stack) {
+            (1, _) => 1,
+            (_, 1) => 2,
+            _ => 3,
+        };
+        head.u32(dims as u32);
+        for size in &sizes[..dims] {
+            head.u64(*size as u64);
         }
         head.u32(ggml_type(dtype));
         head.u64(data.len() as u64);
@@ -141,10 +151,17 @@ fn metadata(config: &ModelConfig, family: &str) -> (u64, Header) {
         ("attention.key_length", config.head_dim),
         ("attention.value_length", config.head_dim),
         ("feed_forward_length", config.intermediate),
+        ("expert_feed_forward_length", config.intermediate),
+        ("expert_count", config.experts.map_or(0, |e| e.count)),
+        ("expert_used_count", config.experts.map_or(0, |e| e.active)),
         ("context_length", config.context_length),
         (
             "attention.sliding_window",
             config.sliding_window.unwrap_or(0),
+        ),
+        (
+            "attention.sliding_window_pattern",
+            config.window_pattern().unwrap_or(1),
         ),
     ];
     for (key, size) in sizes {
@@ -155,6 +172,10 @@ fn metadata(config: &ModelConfig, family: &str) -> (u64, Header) {
     let numbers = [
         ("attention.layer_norm_rms_epsilon", config.rms_eps),
         ("rope.freq_base", config.rope.theta),
+        (
+            "rope.freq_base_swa",
+            config.local_rope.as_ref().unwrap_or(&config.rope).theta,
+        ),
     ];
     for (key, number) in numbers {
         head.key(&format!("{family}.{key}"), 6);

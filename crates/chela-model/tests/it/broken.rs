@@ -139,8 +139,12 @@ fn a_number_that_is_not_finite_names_its_place() {
 
 /// The message of opening a folder after one value of a JSON file is changed.
 fn with(file: &str, key: &str, value: Value) -> String {
+    with_of(&TinySpec::default(), file, key, value)
+}
+
+fn with_of(spec: &TinySpec, file: &str, key: &str, value: Value) -> String {
     let dir = tempfile::tempdir().unwrap();
-    let files = write_tiny_llama(dir.path(), 1, &TinySpec::default()).unwrap();
+    let files = write_tiny_llama(dir.path(), 1, spec).unwrap();
     let path = dir.path().join(file);
     let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     json[key] = value;
@@ -213,6 +217,155 @@ fn folders_name_what_is_wrong() {
     }
     let head = with("config.json", "tie_word_embeddings", json!(false));
     assert!(head.contains("lm_head.weight: is missing"), "{head}");
+}
+
+#[test]
+fn a_gemma_names_what_is_wrong() {
+    let cases = [
+        (
+            "final_logit_softcapping",
+            json!(30.0),
+            "config.json: final_logit_softcapping 30.0 is not supported; null, as in every Gemma 3, is",
+        ),
+        (
+            "attn_logit_softcapping",
+            json!(50.0),
+            "attn_logit_softcapping 50.0 is not supported",
+        ),
+        (
+            "hidden_activation",
+            json!("silu"),
+            "the activation silu is not supported; gelu_pytorch_tanh is",
+        ),
+        (
+            "use_bidirectional_attention",
+            json!(true),
+            "use_bidirectional_attention is not supported",
+        ),
+        (
+            "architectures",
+            json!(["Gemma3ForConditionalGeneration"]),
+            "a Gemma 3 with its image part is not supported; its text model is",
+        ),
+        (
+            "layer_types",
+            json!(["full_attention"]),
+            "layer_types names 1 layers, expected 2",
+        ),
+        (
+            "layer_types",
+            json!(["full_attention", "chunked_attention"]),
+            "layer_types has \"chunked_attention\", expected full_attention or sliding_attention",
+        ),
+        ("layer_types", json!(6), "layer_types is 6, expected a list"),
+        (
+            "sliding_window_pattern",
+            json!(0),
+            "sliding_window_pattern is 0, expected 1 or more",
+        ),
+        (
+            "sliding_window",
+            Value::Null,
+            "sliding_window is null, expected a whole number",
+        ),
+        (
+            "sliding_window",
+            json!(0),
+            "sliding window is 0, expected 1",
+        ),
+        ("query_pre_attn_scalar", json!(0), "query scalar is 0"),
+        ("rope_local_base_freq", json!(0.5), "rope theta is 0.5"),
+        (
+            "rope_parameters",
+            json!({"rope_theta": 1e6}),
+            "rope_parameters has neither full_attention nor sliding_attention",
+        ),
+    ];
+    for (key, value, expected) in cases {
+        let message = with_of(&TinySpec::of(Family::Gemma3), "config.json", key, value);
+        assert!(message.contains(expected), "{key}: {message}");
+        assert!(message.contains("config.json: "), "{key}: {message}");
+    }
+}
+
+#[test]
+fn a_mixture_of_experts_names_what_is_wrong() {
+    let cases = [
+        (
+            "decoder_sparse_step",
+            json!(2),
+            "decoder_sparse_step 2 is not supported; experts in every layer are",
+        ),
+        (
+            "mlp_only_layers",
+            json!([1]),
+            "mlp_only_layers [1] is not supported",
+        ),
+        (
+            "num_experts_per_tok",
+            json!(7),
+            "7 of 6 experts for a token, expected 1 to all of at most 4096",
+        ),
+        ("num_experts_per_tok", json!(0), "0 of 6 experts"),
+        (
+            "num_experts",
+            json!("many"),
+            "num_experts is \"many\", expected a whole number",
+        ),
+        (
+            "num_experts",
+            Value::Null,
+            "num_local_experts is missing, expected a whole number",
+        ),
+    ];
+    let spec = TinySpec::of(Family::Qwen3Moe);
+    for (key, value, expected) in cases {
+        let message = with_of(&spec, "config.json", key, value);
+        assert!(message.contains(expected), "{key}: {message}");
+        assert!(message.contains("config.json: "), "{key}: {message}");
+    }
+    // Tensors are named as they are in the file, by expert.
+    let message = with_of(&spec, "config.json", "num_experts", json!(7));
+    assert!(
+        message.contains("model.layers.0.mlp.gate.weight: has the shape [6, 64]"),
+        "{message}"
+    );
+    let message = with_of(&spec, "config.json", "moe_intermediate_size", json!(48));
+    assert!(
+        message.contains("mlp.experts.0.gate_proj.weight: has the shape [32, 64], the configuration asks for [48, 64]"),
+        "{message}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let files = write_tiny_gguf(dir.path(), 1, &spec).unwrap();
+    let Layout::Gguf(path) = files.layout.clone() else {
+        panic!("not a GGUF file")
+    };
+    let bytes = fs::read(&path).unwrap();
+    let name = b"blk.1.ffn_up_exps.weight";
+    let at = bytes.windows(name.len()).position(|w| w == name).unwrap() + name.len();
+    let mut spoilt = bytes.clone();
+    // 3 matrices of 64 rows instead of 6 of 32: as many numbers.
+    spoilt[at + 12] = 64;
+    spoilt[at + 20] = 3;
+    fs::write(&path, spoilt).unwrap();
+    let message = Model::open(&files).unwrap_err().to_string();
+    assert!(
+        message.contains("blk.1.ffn_up_exps.weight: is a stack of 3 matrices, expected 6"),
+        "{message}"
+    );
+    let mut dense = bytes;
+    replace(
+        &mut dense,
+        b"\x08\0\0\0\0\0\0\0qwen3moe",
+        b"\x08\0\0\0\0\0\0\0deepseek",
+    );
+    fs::write(&path, dense).unwrap();
+    let message = Model::open(&files).unwrap_err().to_string();
+    assert!(
+        message.contains("the architecture deepseek is not supported"),
+        "{message}"
+    );
 }
 
 #[test]

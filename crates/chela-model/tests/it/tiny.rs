@@ -6,7 +6,13 @@ use chela_model::testing::{
 use chela_model::{DType, Family, LayerTensor, Model, ModelSource, NoProgress, RopeScaling};
 use chela_model::{TensorName, resolve, tokenizer_hash};
 
-const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
+const FAMILIES: [Family; 5] = [
+    Family::Llama,
+    Family::Qwen2,
+    Family::Qwen3,
+    Family::Gemma3,
+    Family::Qwen3Moe,
+];
 
 #[test]
 fn folders_of_every_family_give_back_their_weights() {
@@ -129,6 +135,7 @@ fn rope_scaling_and_windows_survive_the_folder() {
             beta_slow: 1.0,
             attention_factor: 1.25,
         },
+        RopeScaling::Linear { factor: 8.0 },
     ];
     for (rope_scaling, family) in scalings.into_iter().zip(FAMILIES) {
         let dir = tempfile::tempdir().unwrap();
@@ -140,6 +147,36 @@ fn rope_scaling_and_windows_survive_the_folder() {
         let model = Model::open(&write_tiny_llama(dir.path(), 1, &spec).unwrap()).unwrap();
         assert_eq!(model.config(), &spec.config());
     }
+}
+
+#[test]
+fn a_gemma_says_which_layers_have_a_window() {
+    let spec = TinySpec {
+        layers: 5,
+        ..TinySpec::of(Family::Gemma3)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let folder = Model::open(&write_tiny_llama(dir.path(), 1, &spec).unwrap()).unwrap();
+    let gguf = Model::open(&write_tiny_gguf(dir.path(), 1, &spec).unwrap()).unwrap();
+    for model in [folder, gguf] {
+        let config = model.config();
+        let windows: Vec<_> = (0..5).map(|layer| config.window(layer)).collect();
+        assert_eq!(windows, [Some(8), None, Some(8), None, Some(8)]);
+        let local = config.local_rope.as_ref().unwrap();
+        assert_eq!((local.theta, config.rope.theta), (1e4, 1e6));
+        assert_eq!(config.embed_scale(), 8.0);
+    }
+    let all = TinySpec {
+        sliding_window: None,
+        ..spec
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let folder = Model::open(&write_tiny_llama(dir.path(), 1, &all).unwrap()).unwrap();
+    let gguf = Model::open(&write_tiny_gguf(dir.path(), 1, &all).unwrap()).unwrap();
+    assert_eq!(
+        (folder.config(), gguf.config()),
+        (&all.config(), &all.config())
+    );
 }
 
 #[test]
@@ -199,6 +236,9 @@ fn names_read_as_documented() {
         TensorName::Layer(0, LayerTensor::Gate).to_string(),
         "layers.0.mlp.gate"
     );
-    assert_eq!(q.hugging_face(), "model.layers.3.self_attn.q_proj.weight");
+    assert_eq!(
+        q.hugging_face(Family::Llama),
+        "model.layers.3.self_attn.q_proj.weight"
+    );
     assert_eq!(q.gguf(), "blk.3.attn_q.weight");
 }

@@ -1,0 +1,64 @@
+"""A real Gemma 3 (270M) from a GGUF file: log-probs of a text longer than its window by transformers, greedy text by llama.cpp. Rerun: see
+README.md."""
+
+import argparse
+import hashlib
+from pathlib import Path
+
+from common import HERE, greedy_cached, nine, token_logprobs, write_json
+
+import torch
+import xllamacpp
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+STEPS = 48
+PROMPTS = ["The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):\n    ", "Ein Rezept für Apfelkuchen:\n\n1."]
+
+
+def by_llama_cpp(path, prompts):
+    """Greedy ids after each prompt of ids, each with its log-prob."""
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx = 1024
+    params.n_parallel = 1
+    params.cpuparams.n_threads = 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    server = xllamacpp.Server(params)
+    ask = {"max_tokens": STEPS, "temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0, "cache_prompt": False, "logprobs": 1,
+           "return_tokens": True, "verbose": True}
+    for ids in prompts:
+        answer = server.handle_completions(ask | {"prompt": ids})
+        yield answer["__verbose"]["tokens"], answer["choices"][0]["text"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gguf", type=Path, help="gemma3-270m, Q4_K_M")
+    parser.add_argument("tokenizer", type=Path, help="the folder of Gemma 3 that fetch_tokenizers took")
+    args = parser.parse_args()
+    assert hashlib.sha256(args.gguf.read_bytes()).hexdigest() == SHA256, "another file"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.tokenizer)
+    prose = (HERE / "starter_text.txt").read_text()
+    texts = PROMPTS + [prose + "\n\n" + prose]
+    ids = [tokenizer.encode(text) for text in texts]
+    assert all(i[0] == tokenizer.bos_token_id for i in ids) and len(ids[-1]) > 700
+    model = AutoModelForCausalLM.from_pretrained(args.gguf.parent, gguf_file=args.gguf.name, dtype=torch.float32, attn_implementation="eager").eval()
+    assert model.config.sliding_window == 512 and model.config.layer_types.count("full_attention") == 3
+    with torch.no_grad():
+        logprobs = nine(token_logprobs(model, ids[-1]))
+    out = {"gguf_sha256": SHA256, "text": texts[-1], "ids": ids[-1], "logprobs": logprobs, "prompts": []}
+    for text, prompt, (said, words) in zip(PROMPTS, ids, by_llama_cpp(args.gguf, ids)):
+        whole = prompt + said
+        with torch.no_grad():
+            values, tokens = model(torch.tensor([whole])).logits[0, len(prompt) - 1:-1].topk(2)
+        same = next((i for i, (a, b) in enumerate(zip(tokens[:, 0].tolist(), said)) if a != b), len(said))
+        lead = (values[:, 0] - values[:, 1]).tolist()
+        print(repr(text), "->", repr(words), "transformers agrees for", same, "of", len(said), "smallest lead", min(lead[:same], default=0))
+        out["prompts"].append({"prompt": text, "ids": prompt, "greedy": said, "text": words, "leads": nine(lead), "same_in_transformers": same,
+                               "exact": greedy_cached(model, prompt, STEPS)})
+    write_json(HERE / "gemma3_270m.json", out)
+
+
+main()
