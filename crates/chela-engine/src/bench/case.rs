@@ -163,13 +163,7 @@ impl Case {
                     behavior_logprobs: vec![-1.0; n],
                     advantages: vec![1.0; n],
                 };
-                Ok(Sample::new(
-                    text.ids,
-                    text.start,
-                    columns,
-                    1.0,
-                    version.clone(),
-                )?)
+                Sample::new(text.ids, text.start, columns, 1.0, version.clone())
             })
             .collect()
     }
