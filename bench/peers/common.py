@@ -133,6 +133,30 @@ def rates(args, ours):
     return {"sgemm_gflops": ours.ask("sgemm")["rate"], "memory_gbs": ours.ask("memory")["rate"]}
 
 
+def cores():
+    """Seconds that all cores have worked, and how much of it was for this program and what it started and waited for."""
+    try:
+        fields = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    except OSError:
+        return None
+    user, nice, system, _, _, interrupt, soft, steal = (fields + [0] * 8)[:8]
+    busy = (user + nice + system + interrupt + soft + steal) / os.sysconf("SC_CLK_TCK")
+    return busy, sum(os.times()[:4]), time.monotonic() * os.cpu_count()
+
+
+BEFORE = cores()
+
+
+def taken_by_others():
+    """Part of the cores that other programs, or other guests of the host, took since the start: of a run with more than a few per
+    cent of it nothing should be believed. Counts what is started here only once it has ended."""
+    after = cores()
+    if BEFORE is None or after is None:
+        return "an unknown part"
+    busy, own, all = (b - a for a, b in zip(BEFORE, after))
+    return f"{max(0.0, busy - own) / all:.0%}"
+
+
 def spread(values):
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
@@ -159,7 +183,7 @@ def table(results):
 
 def finish(args, machine, versions, results):
     print(f"machine: sgemm {machine['sgemm_gflops']:.1f} GFLOP/s, memory {machine['memory_gbs']:.1f} GB/s, {args.threads} threads each; "
-          f"{args.times} rounds; " + ", ".join(f"{name} {version}" for name, version in versions.items()))
+          f"{args.times} rounds; other programs took {taken_by_others()} of the cores; " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     table(results)
     if args.json:
         everything = {"threads": args.threads, "times": args.times, "model": os.path.basename(args.model), "machine": machine,
