@@ -1,5 +1,6 @@
 //! The command line: what can be said, not what is done.
 
+use chela_engine::bench::Case;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -55,7 +56,7 @@ pub enum Command {
         which: ExperimentCommand,
     },
     /// Measure this machine and model: prefill, decode, training, publish.
-    Bench,
+    Bench(BenchArgs),
     /// Make, list and revoke keys.
     Key {
         /// What to do with keys.
@@ -129,6 +130,43 @@ pub struct ServeArgs {
     /// Learn from what happens next.
     #[arg(long, value_parser = ["on", "off"])]
     pub learn: Option<String>,
+}
+
+/// What `chela bench --only` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Only {
+    /// One case.
+    Case(Case),
+    /// Whatever comes on standard input.
+    Stdin,
+}
+
+impl std::str::FromStr for Only {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "-" => Ok(Self::Stdin),
+            name => name.parse().map(Self::Case),
+        }
+    }
+}
+
+/// `chela bench`
+#[derive(Clone, Debug, Default, Args)]
+pub struct BenchArgs {
+    /// Measure only these cases, each in turn.
+    ///
+    /// `train:BxN` is a LoRA step over B texts of N tokens, all scored; `train:ragged` over texts of different lengths and
+    /// `train:shared` over texts that begin alike, of which the replies are scored; `decode:N` makes N replies together;
+    /// `prefill:N` reads a prompt of N tokens; `sgemm` and `memory` are the machine's rates. `-` reads one name a line from
+    /// standard input and measures it once, so that a script can let another program work in between. With --json each
+    /// measurement is a line, the first of a case with its texts.
+    #[arg(long, value_name = "CASE", value_delimiter = ',')]
+    pub only: Vec<Only>,
+    /// Measurements of each case, after one that warms up and does not count.
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "only", value_parser = clap::value_parser!(u32).range(1..))]
+    pub times: u32,
 }
 
 /// `chela demo`
@@ -403,4 +441,40 @@ pub struct ProfileArg {
     /// The profile.
     #[arg(long, default_value = "default")]
     pub profile: String,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use super::*;
+
+    fn bench(args: &[&str]) -> Result<BenchArgs, String> {
+        let all = ["chela", "bench"].iter().chain(args);
+        match Cli::try_parse_from(all).map_err(|e| e.to_string())?.command {
+            Command::Bench(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn bench_takes_cases_by_name() {
+        let args = bench(&[]).unwrap();
+        assert!(args.only.is_empty(), "the whole report");
+        let args = bench(&["--only", "train:1x1024,decode:8", "--only", "prefill:512"]).unwrap();
+        let names: Vec<Only> = ["train:1x1024", "decode:8", "prefill:512"]
+            .map(|n| n.parse().unwrap())
+            .to_vec();
+        assert_eq!((args.only, args.times), (names, 3));
+        let args = bench(&["--only", "-"]).unwrap();
+        assert_eq!(args.only, [Only::Stdin]);
+        for (wrong, says) in [
+            (&["--only", "train"][..], "train: no such case; there are"),
+            (&["--only", "decode:0"], "not a number from 1 to 64"),
+            (&["--only", "sgemm", "--times", "0"], "--times"),
+            (&["--times", "5"], "--only"),
+        ] {
+            let error = bench(wrong).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
 }

@@ -104,7 +104,7 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
         Command::Experiment { which } => {
             commands::experiment::run(config, named.as_deref(), &which, output)
         }
-        Command::Bench => commands::bench::run(&config, output),
+        Command::Bench(args) => commands::bench::run(config, &args, output),
         Command::Key { action } => commands::key::run(&data_dir, &action, output),
         Command::Config {
             action: ConfigAction::Show,

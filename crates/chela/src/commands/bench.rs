@@ -1,13 +1,127 @@
 //! `chela bench`: what this machine and model do, beside what the machine could.
 
-use crate::{config::Config, output::Output, supervise};
-use anyhow::{Context, Result};
+use crate::{
+    cli::{BenchArgs, Only},
+    config::Config,
+    output::Output,
+    supervise,
+};
+use anyhow::{Context, Result, bail};
 use chela_core::PolicyEngine;
+use chela_engine::{
+    LocalEngine,
+    bench::{Case, MOST_LANES, Measured, Runner, Work, peak_mib},
+};
 use chela_model::TerminalProgress;
 use serde_json::json;
 
 /// Runs it.
-pub fn run(config: &Config, output: &Output) -> Result<()> {
+pub fn run(mut config: Config, args: &BenchArgs, output: &Output) -> Result<()> {
+    if args.only.is_empty() {
+        return report(&config, output);
+    }
+    let cases = args.only.iter().filter_map(|only| match only {
+        Only::Case(case) => Some(*case),
+        Only::Stdin => None,
+    });
+    let cases: Vec<Case> = cases.collect();
+    if !cases.is_empty() && cases.len() < args.only.len() {
+        bail!("--only takes either names or -");
+    }
+    // What is measured is the engine, not how many replies this configuration lets in.
+    config.model.max_concurrent = config.model.max_concurrent.max(MOST_LANES);
+    let (engine, _) = supervise::load_local(&config, &mut TerminalProgress::default())?;
+    let mut bench = Bench {
+        engine: &engine,
+        runners: Vec::new(),
+        output,
+    };
+    if cases.is_empty() {
+        for line in std::io::stdin().lines() {
+            let line = line.context("cannot read names of cases from standard input")?;
+            let case = line.trim().parse().map_err(anyhow::Error::msg)?;
+            let measured = bench.once(case)?;
+            if !output.json {
+                output.plain(&row(&case, &[measured]))?;
+            }
+        }
+        return Ok(());
+    }
+    let mut all = vec![Vec::new(); cases.len()];
+    for round in 0..=args.times {
+        for (case, all) in cases.iter().zip(&mut all) {
+            let measured = bench.once(*case)?;
+            if round > 0 {
+                all.push(measured);
+            }
+        }
+    }
+    if !output.json {
+        for (case, all) in cases.iter().zip(&all) {
+            output.plain(&row(case, all))?;
+        }
+        output.plain(&format!("peak memory     {:>9.1} MiB", peak_mib()))?;
+    }
+    Ok(())
+}
+
+/// Cases that have been measured, ready to be measured again.
+struct Bench<'a> {
+    engine: &'a LocalEngine,
+    runners: Vec<(Case, Runner<'a>)>,
+    output: &'a Output,
+}
+
+impl Bench<'_> {
+    /// Measures a case once; for a script it says at once what came of it.
+    fn once(&mut self, case: Case) -> Result<Measured> {
+        let known = self.runners.iter().position(|(c, _)| *c == case);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                self.runners.push((case, Runner::new(self.engine, case)?));
+                self.runners.len() - 1
+            }
+        };
+        let runner = &mut self.runners[at].1;
+        let measured = runner.once()?;
+        if self.output.json {
+            let mut line = json!({
+                "case": case.to_string(), "warm_up": known.is_none(), "seconds": measured.seconds, "rate": measured.rate,
+                "unit": case.unit(), "mean_logprob": measured.mean_logprob, "peak_mib": peak_mib(),
+            });
+            if known.is_none() {
+                let texts = runner.texts().iter();
+                let texts: Vec<_> = texts
+                    .map(|t| json!({"ids": t.ids, "start": t.start}))
+                    .collect();
+                let work = Work::of(&case, self.engine)?;
+                line["texts"] = texts.into();
+                line["work"] = json!({
+                    "rows": work.rows, "scored": work.scored, "gflop_maps": work.gflop_maps, "gflop_attention": work.gflop_attention,
+                });
+            }
+            self.output.plain(&line.to_string())?;
+        }
+        Ok(measured)
+    }
+}
+
+/// Least, median and most of the rates.
+fn row(case: &Case, all: &[Measured]) -> String {
+    let mut rates: Vec<f64> = all.iter().map(|m| m.rate).collect();
+    rates.sort_by(f64::total_cmp);
+    let middle = (rates[(rates.len() - 1) / 2] + rates[rates.len() / 2]) / 2.0;
+    let name = case.to_string();
+    let (least, most) = (rates[0], rates[rates.len() - 1]);
+    format!(
+        "{name:<15} {middle:>9.1} {}  ({least:.1} to {most:.1})",
+        case.unit()
+    )
+}
+
+/// Everything, once.
+fn report(config: &Config, output: &Output) -> Result<()> {
     let (engine, _) = supervise::load_local(config, &mut TerminalProgress::default())?;
     let temporary = tempfile::tempdir().context("no temporary folder")?;
     let r = chela_engine::bench::bench(&engine, temporary.path())?;
@@ -56,4 +170,21 @@ pub fn run(config: &Config, output: &Output) -> Result<()> {
         r.behavior_gap
     ))?;
     output.plain(&format!("peak memory     {:>9.1} MiB", r.peak_mib))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_shows_the_middle_and_both_ends() {
+        let measured = |rate| Measured {
+            seconds: 1.0,
+            rate,
+            mean_logprob: None,
+        };
+        let all = [3.0, 1.0, 2.0, 9.0].map(measured);
+        let shown = "decode:8              2.5 tokens/s  (1.0 to 9.0)";
+        assert_eq!(row(&Case::Decode(8), &all), shown);
+    }
 }

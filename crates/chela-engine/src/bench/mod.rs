@@ -1,5 +1,11 @@
 //! `chela bench`: what this machine and model do, beside what the machine could.
 
+mod case;
+mod run;
+
+pub use case::{Case, MOST_LANES, Text, Work};
+pub use run::{Measured, Runner};
+
 use crate::{engine::LocalEngine, error::kernel};
 use chela_core::{
     AdapterSpec, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, PolicyVersion,
@@ -245,7 +251,8 @@ pub fn bench(engine: &LocalEngine, dir: &Path) -> Result<BenchReport, EngineErro
     Ok(report)
 }
 
-fn peak_mib() -> f64 {
+/// Peak resident memory of this process, MiB; 0 where the system does not tell.
+pub fn peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
     let kib = line

@@ -1,0 +1,224 @@
+//! Measures one case, once for each call, so that a caller can let another program work in between.
+
+use super::{
+    Park,
+    case::{Case, Text},
+};
+use crate::{engine::LocalEngine, error::kernel, learner::LocalLearner};
+use chela_core::{
+    AdapterSpec, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, Prompt, Sample,
+    SamplingEvent, SamplingParams, TokenLoss,
+};
+use chela_kernels::{Cpu, measured_memory_gbs, measured_sgemm_gflops};
+use std::{
+    task::{Context, Poll, Waker},
+    time::Instant,
+};
+
+/// Tokens of each reply that are timed while all replies run.
+const STEPS: usize = 48;
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// What was timed.
+    pub seconds: f64,
+    /// In the case's unit; tokens are those of the texts, shared ones as often as they occur.
+    pub rate: f64,
+    /// Mean log-prob of the scored tokens before the step, so that another program's can be compared.
+    pub mean_logprob: Option<f64>,
+}
+
+/// A case that is ready to be measured.
+pub struct Runner<'a> {
+    engine: &'a LocalEngine,
+    case: Case,
+    texts: Vec<Text>,
+    training: Option<(LocalLearner<Cpu>, Vec<Sample>)>,
+}
+
+impl<'a> Runner<'a> {
+    /// Makes texts and, for a training case, a learner with a fresh adapter.
+    pub fn new(engine: &'a LocalEngine, case: Case) -> Result<Self, EngineError> {
+        let info = engine.info();
+        let texts = case.texts(info.vocabulary);
+        let more = match case {
+            Case::Decode(lanes) => STEPS + lanes,
+            Case::Prefill(_) => 1,
+            _ => 0,
+        };
+        let longest = texts.iter().map(|t| t.ids.len() + more).max();
+        let (need, context) = (longest.unwrap_or(0), info.context_length);
+        if need > context {
+            return Err(EngineError::Shape(format!(
+                "{case} needs a context of {need} tokens and {} has {context}: take a smaller case or another model",
+                info.model
+            )));
+        }
+        let training = if case.trains() {
+            let learner = engine.learner(&AdapterSpec::default(), None)?;
+            Some((learner, case.samples(info.vocabulary)?))
+        } else {
+            None
+        };
+        Ok(Self {
+            engine,
+            case,
+            texts,
+            training,
+        })
+    }
+
+    /// The texts, for a program that is given the same.
+    pub fn texts(&self) -> &[Text] {
+        &self.texts
+    }
+
+    /// Measures once. The first time is slower: buffers are made and threads wake.
+    pub fn once(&mut self) -> Result<Measured, EngineError> {
+        if let Some((learner, batch)) = &mut self.training {
+            return step(learner, batch);
+        }
+        let k = self.engine.kernels();
+        let started = Instant::now();
+        let rate = match self.case {
+            Case::Sgemm => measured_sgemm_gflops(k).map_err(kernel)?,
+            Case::Memory => measured_memory_gbs(k).map_err(kernel)?,
+            Case::Prefill(tokens) => {
+                replies(self.engine, &self.texts, 1)?;
+                tokens as f64 / started.elapsed().as_secs_f64()
+            }
+            _ => {
+                return together(&replies(
+                    self.engine,
+                    &self.texts,
+                    STEPS + self.texts.len(),
+                )?);
+            }
+        };
+        Ok(Measured {
+            seconds: started.elapsed().as_secs_f64(),
+            rate,
+            mean_logprob: None,
+        })
+    }
+}
+
+/// Forward, backward, AdamW, under the plainest loss: each scored token a little more likely.
+fn step(learner: &mut LocalLearner<Cpu>, batch: &[Sample]) -> Result<Measured, EngineError> {
+    let (mut sum, mut scored) = (0.0, 0);
+    let started = Instant::now();
+    learner.forward_backward(batch, &mut |_, sample, now| {
+        sum += now.logprobs.iter().map(|l| f64::from(*l)).sum::<f64>();
+        scored += sample.len();
+        TokenLoss {
+            d_logprobs: vec![-1e-3; sample.len()],
+            ..TokenLoss::default()
+        }
+    })?;
+    learner.optim_step(&OptimParams {
+        lr: 1e-5,
+        ..OptimParams::default()
+    })?;
+    let seconds = started.elapsed().as_secs_f64();
+    let tokens: usize = batch.iter().map(|s| s.tokens().len()).sum();
+    Ok(Measured {
+        seconds,
+        rate: tokens as f64 / seconds,
+        mean_logprob: Some(sum / f64::from(u32::try_from(scored).unwrap_or(u32::MAX))),
+    })
+}
+
+/// Greedy replies of `most` tokens to all texts at once: when each token came. Nothing is kept for the next call.
+fn replies(
+    engine: &LocalEngine,
+    texts: &[Text],
+    most: usize,
+) -> Result<Vec<Vec<Instant>>, EngineError> {
+    let mut streams = Vec::with_capacity(texts.len());
+    for text in texts {
+        let prompt = Prompt {
+            tokens: text.ids.clone(),
+        };
+        let params = SamplingParams {
+            temperature: 0.0,
+            max_tokens: most,
+            keep: false,
+            ..SamplingParams::default()
+        };
+        streams.push(Some(engine.sample(PolicyRef::Base, prompt, params)?));
+    }
+    let waker = Waker::from(std::sync::Arc::new(Park(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut came = vec![Vec::with_capacity(most); texts.len()];
+    while streams.iter().any(Option::is_some) {
+        let mut idle = true;
+        for (slot, came) in streams.iter_mut().zip(&mut came) {
+            while let Some(stream) = slot {
+                match stream.as_mut().poll_next(&mut context) {
+                    Poll::Pending => break,
+                    Poll::Ready(None) => *slot = None,
+                    Poll::Ready(Some(event)) => {
+                        if matches!(event?, SamplingEvent::Token(_)) {
+                            came.push(Instant::now());
+                        }
+                    }
+                }
+                idle = false;
+            }
+        }
+        if idle {
+            std::thread::park();
+        }
+    }
+    Ok(came)
+}
+
+/// The rate while all replies ran: from the first token of the last one to begin to the end of the first one to end. In between each
+/// of that one's tokens is a step that gave every reply one.
+fn together(came: &[Vec<Instant>]) -> Result<Measured, EngineError> {
+    if came.iter().any(Vec::is_empty) {
+        return Err(EngineError::Shape("a reply without tokens".to_owned()));
+    }
+    let from = came.iter().filter_map(|c| c.first()).max();
+    let first = came.iter().min_by_key(|c| c.last());
+    let (Some(from), Some(first)) = (from, first) else {
+        return Err(EngineError::Shape("no replies".to_owned()));
+    };
+    let to = first.last().unwrap_or(from);
+    let steps = first.iter().filter(|t| *t > from).count();
+    let seconds = to.saturating_duration_since(*from).as_secs_f64();
+    if steps == 0 || seconds <= 0.0 {
+        return Err(EngineError::Shape(
+            "the replies did not run together; give the engine more lanes or memory".to_owned(),
+        ));
+    }
+    Ok(Measured {
+        seconds,
+        rate: (steps * came.len()) as f64 / seconds,
+        mean_logprob: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn only_the_time_in_which_all_replies_run_counts() {
+        let zero = Instant::now();
+        let at = |seconds: &[u64]| -> Vec<Instant> {
+            let of = |s: &u64| zero + Duration::from_secs(*s);
+            seconds.iter().map(of).collect()
+        };
+        // The second begins at 3; the first ends at 5: two steps of two replies in two seconds.
+        let measured = together(&[at(&[1, 2, 3, 4, 5]), at(&[3, 4, 5, 6, 7])]).unwrap();
+        assert_eq!((measured.seconds, measured.rate), (2.0, 2.0));
+        let alone = together(&[at(&[1, 2, 3])]).unwrap();
+        assert_eq!((alone.seconds, alone.rate), (2.0, 1.0));
+        assert!(together(&[at(&[1, 2]), at(&[4, 5])]).is_err());
+        assert!(together(&[at(&[1, 2]), Vec::new()]).is_err());
+    }
+}
