@@ -193,12 +193,13 @@ impl Work {
         if case.trains() {
             let samples = case.samples(c.vocab)?;
             let all: Vec<&Sample> = samples.iter().collect();
-            let block = Block::new(&all, c.sliding_window);
-            let pairs: usize = block
-                .segments
-                .iter()
+            let block = Block::new(&all);
+            // Layers may differ in their windows; the mean of them counts.
+            let pairs: usize = (0..c.layers)
+                .flat_map(|layer| block.segments(c.window(layer)))
                 .map(|s| (0..s.q.len()).map(|i| s.keys_of(i).len()).sum::<usize>())
-                .sum();
+                .sum::<usize>()
+                / c.layers.max(1);
             let scored: std::collections::HashSet<usize> = (0..all.len())
                 .flat_map(|i| block.path(i).skip(all[i].start() - 1))
                 .collect();
@@ -282,7 +283,7 @@ mod tests {
     fn only_what_is_meant_to_be_shared_is() {
         let rows = |name: &str| {
             let samples = name.parse::<Case>().unwrap().samples(49_152).unwrap();
-            Block::new(&samples.iter().collect::<Vec<_>>(), None).rows()
+            Block::new(&samples.iter().collect::<Vec<_>>()).rows()
         };
         assert_eq!(rows("train:shared"), 1024 + 4 * 63);
         assert_eq!(rows("train:ragged"), 768 + 400 + 256 + 552 - 4);
