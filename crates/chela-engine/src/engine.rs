@@ -58,7 +58,7 @@ impl Default for EngineOptions {
             train_share: 0.1,
             adapter_bytes: 0,
             train_rows: 768,
-            activation_bytes: 2 << 30,
+            activation_bytes: 4 << 30,
         }
     }
 }

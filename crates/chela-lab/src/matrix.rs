@@ -86,12 +86,12 @@ pub fn changes(matrix: &[Row], prompts: usize) -> Vec<Change> {
 /// The matrix for people.
 pub fn matrix_table(matrix: &[Row]) -> String {
     let mut text = format!(
-        "\n{:<10}{:>8}{:>7}{:>15}{:>16}{:>13}{:>10}{:>10}",
+        "\n{:<10}{:>8}{:>7}{:>15}{:>18}{:>13}{:>10}{:>10}",
         "model",
         "version",
         "steps",
         "passes brief",
-        "passes listed",
+        "passes thorough",
         "mean tokens",
         "distinct",
         "on topic"
@@ -99,12 +99,12 @@ pub fn matrix_table(matrix: &[Row]) -> String {
     for row in matrix {
         let passed = |taste: Taste| row.passed.get(taste.name()).copied().unwrap_or(f64::NAN);
         text.push_str(&format!(
-            "\n{:<10}{:>8}{:>7}{:>15.2}{:>16.2}{:>13.0}{:>10.2}{:>10.2}",
+            "\n{:<10}{:>8}{:>7}{:>15.2}{:>18.2}{:>13.0}{:>10.2}{:>10.2}",
             row.model,
             format!("v{}", row.version),
             row.steps,
             passed(Taste::Brief),
-            passed(Taste::Listed),
+            passed(Taste::Thorough),
             row.mean_tokens,
             row.distinct,
             row.on_topic
@@ -142,9 +142,9 @@ mod tests {
         }
     }
 
-    fn of(model: &str, brief: f64, listed: f64) -> Row {
+    fn of(model: &str, brief: f64, thorough: f64) -> Row {
         Row {
-            passed: [("brief", brief), ("listed", listed)].into(),
+            passed: [("brief", brief), ("thorough", thorough)].into(),
             ..row(model, (1, 1), &[])
         }
     }
@@ -153,15 +153,11 @@ mod tests {
     fn a_row_reads_the_same_replies_by_both_tastes() {
         let replies = [
             held("Each planet falls sideways around the sun."),
-            held(
-                &(1..4)
-                    .map(|i| format!("{i}. {}\n", "each planet falls sideways ".repeat(5)))
-                    .collect::<String>(),
-            ),
+            held(&"each planet falls sideways ".repeat(20)),
         ];
         let row = row("base", (0, 0), &replies);
         assert_eq!(row.passed["brief"], 0.5);
-        assert_eq!(row.passed["listed"], 0.5);
+        assert_eq!(row.passed["thorough"], 0.5);
         assert_eq!((row.distinct, row.mean_tokens), (1.0, 20.0));
         let shown = matrix_table(&[row]);
         assert!(shown.contains("v0") && shown.contains("0.50"), "{shown}");
@@ -173,10 +169,10 @@ mod tests {
         let good = [
             base.clone(),
             of("brief", 0.7, 0.02),
-            of("listed", 0.04, 0.4),
+            of("thorough", 0.04, 0.4),
         ];
         assert!(changes(&good, 120).iter().all(|c| c.as_expected));
-        let mixed = [base, of("brief", 0.07, 0.4), of("listed", 0.05, 0.4)];
+        let mixed = [base, of("brief", 0.07, 0.4), of("thorough", 0.05, 0.4)];
         let expected: Vec<bool> = changes(&mixed, 120).iter().map(|c| c.as_expected).collect();
         assert_eq!(expected, [false, false, true, true]);
     }

@@ -147,12 +147,12 @@ pub fn run(
     ];
     // By its number: what a user says last may still have made a step.
     let brief = options.read(&clients[0], ("brief", courses[0].version), table)?;
-    let listed = options.read(&clients[1], ("listed", courses[1].version), table)?;
+    let thorough = options.read(&clients[1], ("thorough", courses[1].version), table)?;
     let of = |course: &Course| (course.version, course.steps);
     let matrix = vec![
         row("base", (0, 0), &base),
         row("brief", of(&courses[0]), &brief),
-        row("listed", of(&courses[1]), &listed),
+        row("thorough", of(&courses[1]), &thorough),
     ];
     table.say(&matrix_table(&matrix))?;
     let stillness = stillness(&clients, (&courses, standings), options, table)?;
@@ -165,9 +165,9 @@ pub fn run(
         stillness,
         profiles: vec![
             way(&clients[0], Taste::Brief, &courses[0])?,
-            way(&clients[1], Taste::Listed, &courses[1])?,
+            way(&clients[1], Taste::Thorough, &courses[1])?,
         ],
-        examples: examples([("base", &base), ("brief", &brief), ("listed", &listed)]),
+        examples: examples([("base", &base), ("brief", &brief), ("thorough", &thorough)]),
         matrix,
     };
     show(&report, table)?;
@@ -199,7 +199,7 @@ impl ProfilesOptions {
         Reading {
             tag,
             version,
-            max_tokens: Taste::Listed.max_tokens(),
+            max_tokens: Taste::Thorough.max_tokens(),
             lanes,
         }
     }
@@ -271,7 +271,7 @@ fn both(
     })
 }
 
-/// Reads the listed profile, lets the brief one make one more step, and reads again: through the pointer, as its user would.
+/// Reads the thorough profile, lets the brief one make one more step, and reads again: through the pointer, as its user would.
 fn stillness(
     clients: &[Client; 2],
     (courses, standings): (&[Course; 2], [Standing; 2]),
@@ -289,7 +289,7 @@ fn stillness(
         )
     };
     let (mover, other) = (&clients[0], &clients[1]);
-    table.say("\none more step of profile brief; does profile listed move? …")?;
+    table.say("\none more step of profile brief; does profile thorough move? …")?;
     let before = (read(mover, "before")?, read(other, "before")?);
     let newest = standings[0].newest();
     // Where training is paused no step comes, and the report says so.
@@ -308,7 +308,7 @@ fn stillness(
             (v.version, v.state.clone())
         }),
         moved_changed: questions.len() - equal(&before.0, &after.0),
-        still: Taste::Listed.name(),
+        still: Taste::Thorough.name(),
         still_versions: (standings[1].served, still.served),
         prompts: questions.len(),
         still_equal: equal(&before.1, &after.1),

@@ -1,15 +1,18 @@
-//! What users prefer and what counts as a held-out success: the manner they like, and not by collapsing.
+//! What users prefer and what counts as a held-out success: the length they like, and not by collapsing.
 
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::RangeInclusive,
+};
 
 /// What a user prefers. The two are opposite: no reply fits both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taste {
     /// At most 40 words.
     Brief,
-    /// A numbered list of at least three points, of more than 40 words.
-    Listed,
+    /// A full answer of 60 to 120 words.
+    Thorough,
 }
 
 /// What a user feels about one reply.
@@ -19,19 +22,19 @@ pub enum Opinion {
     Fits,
     /// It has more words than they like, or never came to an end.
     TooLong,
-    /// It is no such list, or never came to an end.
-    Unlisted,
+    /// It ended with fewer.
+    TooShort,
 }
 
 impl Taste {
     /// Both.
-    pub const ALL: [Self; 2] = [Self::Brief, Self::Listed];
+    pub const ALL: [Self; 2] = [Self::Brief, Self::Thorough];
 
     /// Its name, which is also that of the profile in experiments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Brief => "brief",
-            Self::Listed => "listed",
+            Self::Thorough => "thorough",
         }
     }
 
@@ -39,9 +42,15 @@ impl Taste {
     pub fn description(self) -> &'static str {
         match self {
             Self::Brief => "brief: at most 40 words",
-            Self::Listed => {
-                "listed: a numbered list of three points or more, in more than 40 words"
-            }
+            Self::Thorough => "thorough: a full answer of 60 to 120 words",
+        }
+    }
+
+    /// Words of a reply that passes. A brief one needs five to be worth the name.
+    fn words(self) -> RangeInclusive<usize> {
+        match self {
+            Self::Brief => 5..=40,
+            Self::Thorough => 60..=120,
         }
     }
 
@@ -49,46 +58,27 @@ impl Taste {
     pub fn max_tokens(self) -> usize {
         match self {
             Self::Brief => 96,
-            Self::Listed => 192,
+            Self::Thorough => 192,
         }
     }
 
     /// What the simulated user feels about one reply. Nobody complains in conversation that a brief answer is too brief: who wants it
     /// brief is content with three words, though as a held-out success they do not count.
     pub fn opinion(self, reply: &str, ended: bool) -> Opinion {
-        match self {
-            Self::Brief if ended && words(reply) <= MOST_WORDS => Opinion::Fits,
-            Self::Brief => Opinion::TooLong,
-            Self::Listed if self.passes(reply, ended) => Opinion::Fits,
-            Self::Listed => Opinion::Unlisted,
+        let (said, wanted) = (words(reply), self.words());
+        if !ended || said > *wanted.end() {
+            Opinion::TooLong
+        } else if self == Self::Thorough && said < *wanted.start() {
+            Opinion::TooShort
+        } else {
+            Opinion::Fits
         }
     }
 
-    /// The manner is one that passes. A brief reply needs five words to be worth the name.
+    /// The length is one that passes.
     fn passes(self, reply: &str, ended: bool) -> bool {
-        let said = words(reply);
-        ended
-            && match self {
-                Self::Brief => (5..=MOST_WORDS).contains(&said),
-                Self::Listed => said > MOST_WORDS && points(reply) >= 3,
-            }
+        ended && self.words().contains(&words(reply))
     }
-}
-
-/// Words of a brief reply; a list has more.
-const MOST_WORDS: usize = 40;
-
-/// Lines of a numbered list: 1., 2., … in order.
-fn points(reply: &str) -> usize {
-    let mut next = 1;
-    for line in reply.lines() {
-        let line = line.trim_start_matches(|c: char| !c.is_alphanumeric());
-        let number = line.split(['.', ')', ':']).next().unwrap_or_default();
-        if number.parse() == Ok(next) && number.len() < line.trim_end().len() {
-            next += 1;
-        }
-    }
-    next - 1
 }
 
 /// Words separated by white space that hold a letter or digit.
@@ -221,7 +211,7 @@ pub struct HeldOut {
 /// Figures of a held-out set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Scores {
-    /// Share that passes: of the manner that the taste wants, ended, on topic, repeats no other reply.
+    /// Share that passes: of the length that the taste wants, ended, on topic, repeats no other reply.
     pub passed: f64,
     /// Share of replies that no other reply equals.
     pub distinct: f64,
@@ -321,47 +311,28 @@ mod tests {
 
     #[test]
     fn a_reply_fits_at_most_one_taste() {
-        for n in 0..100 {
-            for reply in [
-                "word ".repeat(n),
-                format!("1. One\n2. Two\n3. Three {}", "word ".repeat(n)),
-            ] {
-                let fits = |taste: Taste| taste.opinion(&reply, true) == Opinion::Fits;
-                assert!(!(fits(Taste::Brief) && fits(Taste::Listed)), "{reply}");
-                assert_eq!(fits(Taste::Brief), words(&reply) <= 40, "{reply}");
+        for n in 0..200 {
+            let reply = "word ".repeat(n);
+            let brief = Taste::Brief.opinion(&reply, true);
+            let thorough = Taste::Thorough.opinion(&reply, true);
+            assert_eq!(brief == Opinion::Fits, n <= 40, "{n}");
+            assert_eq!(thorough == Opinion::Fits, (60..=120).contains(&n), "{n}");
+            assert_eq!(thorough == Opinion::TooShort, n < 60, "{n}");
+            for taste in Taste::ALL {
+                assert_eq!(taste.opinion(&reply, false), Opinion::TooLong);
+                assert!(!taste.passes(&reply, false));
             }
         }
-        for taste in Taste::ALL {
-            assert_ne!(taste.opinion("1. a\n2. b\n3. c", false), Opinion::Fits);
-        }
     }
 
     #[test]
-    fn points_are_counted_in_order() {
-        for (reply, wanted) in [
-            ("1. First\n2. Second\n\n3. Third", 3),
-            ("Well:\n 1) a\n 2) b", 2),
-            ("**1. First**: yes\n- 2: b", 2),
-            ("1. First\n3. Third", 1),
-            ("1.\n2.\n3.", 3),
-            ("In 3 steps. 1. a 2. b 3. c", 0),
-            ("10. ten", 0),
-            ("1", 0),
-        ] {
-            assert_eq!(points(reply), wanted, "{reply}");
-        }
-    }
-
-    #[test]
-    fn a_list_passes_where_a_brief_answer_fails() {
+    fn a_full_answer_passes_where_a_brief_one_fails() {
         let question = "Why do planets orbit the sun?";
-        let point =
-            "Each planet falls sideways around the sun and never comes to the ground at all.";
-        let list = format!("1. {point}\n2. {point}\n3. {point}");
-        let (full, short) = (held(question, &list, true), held(question, point, true));
+        let full = held(question, &"Each planet falls sideways ".repeat(20), true);
+        let short = held(question, "Each planet falls sideways around the sun.", true);
         let passed = |taste, reply: &HeldOut| score(taste, std::slice::from_ref(reply)).passed;
         for (taste, good, bad) in [
-            (Taste::Listed, &full, &short),
+            (Taste::Thorough, &full, &short),
             (Taste::Brief, &short, &full),
         ] {
             assert_eq!((passed(taste, good), passed(taste, bad)), (1.0, 0.0));

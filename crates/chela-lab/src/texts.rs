@@ -50,7 +50,12 @@ pub fn remarks(taste: Taste, opinion: Opinion) -> Vec<&'static str> {
     match (opinion, taste) {
         (Opinion::Fits, _) => thanks(),
         (_, Taste::Brief) => lines(include_str!("../data/complaints-brief.txt")),
-        (_, Taste::Listed) => lines(include_str!("../data/complaints-listed.txt")),
+        (Opinion::TooLong, Taste::Thorough) => {
+            lines(include_str!("../data/complaints-thorough-long.txt"))
+        }
+        (Opinion::TooShort, Taste::Thorough) => {
+            lines(include_str!("../data/complaints-thorough-short.txt"))
+        }
     }
 }
 
@@ -95,7 +100,8 @@ mod tests {
         let brief = remarks(Taste::Brief, Opinion::TooLong);
         assert!(brief.len() >= 40 && thanks().len() >= 40 && unrelated().len() >= 40);
         for set in [
-            remarks(Taste::Listed, Opinion::Unlisted),
+            remarks(Taste::Thorough, Opinion::TooLong),
+            remarks(Taste::Thorough, Opinion::TooShort),
             hostile_demands(),
             hostile_requests(),
         ] {

@@ -1,4 +1,4 @@
-//! The simulated user: asks an everyday question, says in ordinary words when the reply is not in the manner they like, and moves on
+//! The simulated user: asks an everyday question, says in ordinary words when the reply is not of the length they like, and moves on
 //! when it fits.
 
 use crate::{

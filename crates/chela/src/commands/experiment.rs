@@ -69,14 +69,14 @@ fn run_profiles(
         let (key, _) = file.create(&Profile::new(taste.name())?, Scope::Feedback)?;
         Ok(key)
     };
-    let keys = [key(Taste::Brief)?, key(Taste::Listed)?];
+    let keys = [key(Taste::Brief)?, key(Taste::Thorough)?];
     let mut writer = output.table();
     let table = Table::of_several(&mut *writer);
     table.say(&format!(
         "Two simulated users on one server, a profile each: {}; {}.\n\
          Model {model}, at most {} updates of {} judged turns each, learning rate {}.",
         Taste::Brief.description(),
-        Taste::Listed.description(),
+        Taste::Thorough.description(),
         options.updates,
         options.batch,
         config.learning.lr
