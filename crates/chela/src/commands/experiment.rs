@@ -61,6 +61,9 @@ fn run_profiles(
     let options = profiles_options(args);
     let rules = rules::rules(&Taste::ALL);
     settings(&mut config, rules, (options.batch, args.seed))?;
+    // Four of five of the starter's replies are cut. Were each of them merely bad, as in the demo, both users would teach brevity, and the
+    // thorough one's words would hardly be heard.
+    config.learning.truncated = "judged".to_owned();
     let loaded = supervise::load(&config, &mut TerminalProgress::default())?;
     let model = loaded.engine.info().model;
     let folder = DataFolder::open(&home.join("profiles"))?;
