@@ -47,6 +47,10 @@ pub fn restore(
     for (i, (_, profile, versions)) in served.iter().enumerate() {
         serve_again(&publisher, profile, versions, i < READ_AT_START)?;
     }
+    if served.len() > READ_AT_START {
+        let others = served.len() - READ_AT_START;
+        tracing::info!("the adapters of {others} more profiles are read when somebody asks for them");
+    }
     delete_unnamed(&config.data_dir, &named)
 }
 
@@ -68,7 +72,9 @@ fn serve_again(
         None if number == 0 => Ok(()),
         None => {
             publisher.engine.serve(&version(number))?;
-            tracing::info!(version = %version(number), "serving again");
+            if read {
+                tracing::info!(version = %version(number), "serving again");
+            }
             Ok(())
         }
     }
