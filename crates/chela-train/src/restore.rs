@@ -49,7 +49,9 @@ pub fn restore(
     }
     if served.len() > READ_AT_START {
         let others = served.len() - READ_AT_START;
-        tracing::info!("the adapters of {others} more profiles are read when somebody asks for them");
+        tracing::info!(
+            "the adapters of {others} more profiles are read when somebody asks for them"
+        );
     }
     delete_unnamed(&config.data_dir, &named)
 }
