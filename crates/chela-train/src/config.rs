@@ -68,7 +68,7 @@ impl Default for GateConfig {
             accepted_drop: 0.25,
             rejected_rise: 0.25,
             kl_budget: 1.0,
-            probe_drop: 0.4,
+            probe_drop: 0.3,
             length: (0.2, 4.0),
             repetition: 0.25,
             reply_tokens: 48,

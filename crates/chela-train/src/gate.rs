@@ -31,8 +31,8 @@ const OWN_PROMPT_TOKENS: usize = 768;
 /// read them.
 #[derive(Debug, Default)]
 pub struct Remembered {
-    /// By a probe's place in the configuration.
-    preferences: HashMap<usize, f64>,
+    /// Of each probe; empty until they were asked.
+    preferences: Vec<f64>,
     replies: Option<Manner>,
     turns: HashMap<PolicyRef, HashMap<SampleId, f64>>,
 }
@@ -209,12 +209,11 @@ impl Gate<'_> {
         Ok(means)
     }
 
-    /// ln p(good) − ln p(bad), per token, of these probes.
-    fn preferences(&mut self, policy: &PolicyRef, asked: &[usize]) -> Result<Vec<f64>, TrainError> {
+    /// ln p(good) − ln p(bad), per token, of each probe.
+    fn preferences(&mut self, policy: &PolicyRef) -> Result<Vec<f64>, TrainError> {
         let text = |prompt: &[TokenId], reply: &[TokenId]| ([prompt, reply].concat(), prompt.len());
-        let texts: Vec<_> = asked
-            .iter()
-            .map(|i| &self.config.probes[*i])
+        let probes = self.config.probes.iter();
+        let texts: Vec<_> = probes
             .flat_map(|p| [text(&p.prompt, &p.good), text(&p.prompt, &p.bad)])
             .collect();
         if *policy == PolicyRef::Base {
@@ -229,43 +228,19 @@ impl Gate<'_> {
             .collect())
     }
 
-    /// Every other probe of each kind: the others are the next candidate's, and whatever a version lost is still lost then.
-    fn asked(&self) -> Vec<usize> {
-        let mut seen: HashMap<&str, u64> = HashMap::new();
-        let mut asked = Vec::new();
-        for (index, probe) in self.config.probes.iter().enumerate() {
-            let place = seen.entry(&probe.kind).or_default();
-            *place += 1;
-            if (*place + self.candidate.number).is_multiple_of(2) {
-                asked.push(index);
-            }
-        }
-        asked
-    }
-
     fn probes(&mut self, new: &PolicyRef) -> Result<Vec<GateCheck>, TrainError> {
-        let asked = self.asked();
-        if asked.is_empty() {
+        let probes: &[Probe] = &self.config.probes;
+        if probes.is_empty() {
             return Ok(Vec::new());
         }
-        let known = &self.known.preferences;
-        let unknown: Vec<usize> = asked
-            .iter()
-            .copied()
-            .filter(|i| !known.contains_key(i))
-            .collect();
-        if !unknown.is_empty() {
-            let base = self.preferences(&PolicyRef::Base, &unknown)?;
-            self.known.preferences.extend(unknown.into_iter().zip(base));
+        if self.known.preferences.is_empty() {
+            self.known.preferences = self.preferences(&PolicyRef::Base)?;
         }
-        let now = self.preferences(new, &asked)?;
-        let base = asked
-            .iter()
-            .map(|i| self.known.preferences.get(i).copied().unwrap_or(f64::NAN));
+        let now = self.preferences(new)?;
+        let base = &self.known.preferences;
         let changes: Vec<f64> = now.iter().zip(base).map(|(n, b)| n - b).collect();
-        let probes: Vec<&Probe> = asked.iter().map(|i| &self.config.probes[*i]).collect();
         let mut kinds: Vec<&str> = Vec::new();
-        for probe in &probes {
+        for probe in probes {
             if !kinds.contains(&probe.kind.as_str()) {
                 kinds.push(&probe.kind);
             }

@@ -182,7 +182,7 @@ impl Default for Learning {
             gate: true,
             held_out: 0.1,
             kl_budget: 1.0,
-            probe_drop: 0.4,
+            probe_drop: 0.3,
             rollback_margin: 0.15,
             watch_turns: 30,
             frozen: Vec::new(),
