@@ -57,6 +57,7 @@ class Side:
     def ask(self, line):
         """The answer, with the peak of resident memory during the measurement."""
         self.reset_peak()
+        before = self.worked()
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
@@ -68,7 +69,17 @@ class Side:
             sys.exit(f"{self.name} ended with {self.process.wait()} at {line[:80]!r}; what it said stands above")
         found = json.loads(answer)
         found["peak_mib"] = self.status("VmHWM")
+        after = self.worked()
+        found["processor_seconds"] = None if None in (before, after) else after - before
         return found
+
+    def worked(self):
+        """Seconds of processor time so far, all threads."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def reset_peak(self):
         """Loading reads and converts whole files, which says nothing of a step: the peak counts from here."""
@@ -161,9 +172,20 @@ def spread(values):
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
-def table(results):
+def processor_ratio(ours, theirs):
+    """How many times the processor time of Chela a peer took: what stays true on one thread while other programs run. With more
+    threads it would count those that wait by spinning."""
+    pairs = [(a["processor_seconds"], b["processor_seconds"]) for a, b in zip(ours, theirs)]
+    if any(not a or not b for a, b in pairs):
+        return "unknown"
+    return spread([b / a for a, b in pairs])
+
+
+def table(results, threads):
     """One row for each case and peer: rates, and the ratio of each round, ours over theirs."""
     rows = [("case", "peer", "chela", "peer's rate", "unit", "ratio, median (min to max)", "peak MiB", "memory ratio")]
+    if threads == 1:
+        rows[0] += ("processor time, theirs to ours",)
     for result in results:
         ours = result["measured"]["chela"]
         for name, theirs in result["measured"].items():
@@ -176,6 +198,8 @@ def table(results):
                 result["case"], name, spread([m["rate"] for m in ours]), spread([m["rate"] for m in theirs]), result["unit"], spread(ratios),
                 f"{max(peaks[0]):.0f} / {max(peaks[1]):.0f}" if known else "unknown",
                 f"{max(peaks[0]) / max(peaks[1]):.2f}" if known else "unknown"))
+            if threads == 1:  # a decode case counts less than it does, so nothing can be said of it
+                rows[-1] += ("" if result["case"].startswith("decode:") else processor_ratio(ours, theirs),)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
@@ -184,7 +208,7 @@ def table(results):
 def finish(args, machine, versions, results):
     print(f"machine: sgemm {machine['sgemm_gflops']:.1f} GFLOP/s, memory {machine['memory_gbs']:.1f} GB/s, {args.threads} threads each; "
           f"{args.times} rounds; other programs took {taken_by_others()} of the cores; " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    table(results)
+    table(results, args.threads)
     if args.json:
         everything = {"threads": args.threads, "times": args.times, "model": os.path.basename(args.model), "machine": machine,
                       "versions": versions, "results": results}
