@@ -67,6 +67,27 @@ def greedy_cached(model, ids, steps):
     return {"ids": out[len(ids):], "smallest_lead": nine((values[:, 0] - values[:, 1]).min().item())}
 
 
+def greedy_by_llama_cpp(path, prompts, steps, context):
+    """After each prompt of ids: llama.cpp's greedy ids, their text, and (id, log-prob) of each token that ends a character."""
+    import xllamacpp  # only where it is asked for: it is not needed for the other golden numbers
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx = context
+    params.n_parallel = 1
+    params.cpuparams.n_threads = 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    server = xllamacpp.Server(params)
+    ask = {"max_tokens": steps, "temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0, "cache_prompt": False, "logprobs": 1,
+           "return_tokens": True, "verbose": True}
+    for ids in prompts:
+        answer = server.handle_completions(ask | {"prompt": ids})
+        choice = answer["choices"][0]
+        # Tokens that end no character have no log-prob of their own.
+        yield answer["__verbose"]["tokens"], choice["text"], [(c["id"], c["logprob"]) for c in choice["logprobs"]["content"]]
+
+
 def policy_loss(model, ids, advantages):
     """-mean(A_t * logprob_t) over the last len(advantages) tokens of the text."""
     chosen = token_logprobs(model, ids)[-len(advantages):]

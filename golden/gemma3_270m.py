@@ -5,32 +5,14 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from common import HERE, greedy_cached, nine, token_logprobs, write_json
+from common import HERE, greedy_by_llama_cpp, greedy_cached, nine, token_logprobs, write_json
 
 import torch
-import xllamacpp
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 STEPS = 48
 PROMPTS = ["The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):\n    ", "Ein Rezept für Apfelkuchen:\n\n1."]
-
-
-def by_llama_cpp(path, prompts):
-    """Greedy ids after each prompt of ids, each with its log-prob."""
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.n_ctx = 1024
-    params.n_parallel = 1
-    params.cpuparams.n_threads = 1
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    server = xllamacpp.Server(params)
-    ask = {"max_tokens": STEPS, "temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0, "cache_prompt": False, "logprobs": 1,
-           "return_tokens": True, "verbose": True}
-    for ids in prompts:
-        answer = server.handle_completions(ask | {"prompt": ids})
-        yield answer["__verbose"]["tokens"], answer["choices"][0]["text"]
 
 
 def main():
@@ -49,7 +31,7 @@ def main():
     with torch.no_grad():
         logprobs = nine(token_logprobs(model, ids[-1]))
     out = {"gguf_sha256": SHA256, "text": texts[-1], "ids": ids[-1], "logprobs": logprobs, "prompts": []}
-    for text, prompt, (said, words) in zip(PROMPTS, ids, by_llama_cpp(args.gguf, ids)):
+    for text, prompt, (said, words, _) in zip(PROMPTS, ids, greedy_by_llama_cpp(args.gguf, ids, STEPS, 1024)):
         whole = prompt + said
         with torch.no_grad():
             values, tokens = model(torch.tensor([whole])).logits[0, len(prompt) - 1:-1].topk(2)

@@ -4,10 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from common import HERE, greedy, token_logprobs
+from common import HERE, greedy, greedy_by_llama_cpp, token_logprobs
 
 import torch
-import xllamacpp
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,25 +15,6 @@ STEPS = 24
 
 def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-
-
-def by_llama_cpp(path, prompts):
-    """Greedy ids and their log-probs after each prompt of ids."""
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.n_ctx = 512
-    params.n_parallel = 1
-    params.cpuparams.n_threads = 1
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    server = xllamacpp.Server(params)
-    ask = {"max_tokens": STEPS, "temperature": 0.0, "top_k": 1, "repeat_penalty": 1.0, "cache_prompt": False, "logprobs": 1,
-           "return_tokens": True, "verbose": True}
-    for ids in prompts:
-        answer = server.handle_completions(ask | {"prompt": ids})
-        # Tokens that end no character have no log-prob of their own.
-        content = answer["choices"][0]["logprobs"]["content"]
-        yield answer["__verbose"]["tokens"], [(c["id"], c["logprob"]) for c in content]
 
 
 def main():
@@ -52,7 +32,7 @@ def main():
         if not (folder / f"{name}.gguf").exists():
             print(name, f"folder within {gap:.1e}; no GGUF file, llama.cpp has no words for it")
             continue
-        for ids, (tokens, shown) in zip(texts, by_llama_cpp(folder / f"{name}.gguf", texts)):
+        for ids, (tokens, _, shown) in zip(texts, greedy_by_llama_cpp(folder / f"{name}.gguf", texts, STEPS, 512)):
             want = greedy(tuned, ids, STEPS)
             assert tokens == want["ids"][:len(tokens)], (name, tokens, want)
             with torch.no_grad():

@@ -8,9 +8,8 @@ pub use run::{Measured, Runner};
 
 use crate::{engine::LocalEngine, error::kernel};
 use chela_core::{
-    AdapterSpec, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, PolicyVersion,
-    Profile, Prompt, Sample, SampleColumns, SampledToken, SamplingEvent, SamplingParams, TokenLoss,
-    Want, Weights,
+    AdapterSpec, EngineError, Learner, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt,
+    Sample, SampleColumns, SampledToken, SamplingEvent, SamplingParams, Want, Weights,
 };
 use chela_kernels::{measured_memory_gbs, measured_sgemm_gflops};
 use futures_core::Stream;
@@ -163,16 +162,7 @@ fn train(engine: &LocalEngine, report: &mut BenchReport, dir: &Path) -> Result<(
         .collect::<Result<Vec<_>, _>>()?;
     let mut best = f64::MAX;
     for _ in 0..2 {
-        let started = Instant::now();
-        learner.forward_backward(&batch, &mut |_, sample, _| TokenLoss {
-            d_logprobs: vec![-1e-3; sample.len()],
-            ..TokenLoss::default()
-        })?;
-        learner.optim_step(&OptimParams {
-            lr: 1e-5,
-            ..OptimParams::default()
-        })?;
-        best = best.min(started.elapsed().as_secs_f64());
+        best = best.min(run::step(&mut learner, &batch)?.seconds);
     }
     let rows = (batch.len() * (n - 1)) as f64;
     let scored = (batch.len() * (n - start)) as f64;

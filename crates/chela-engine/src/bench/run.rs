@@ -105,7 +105,10 @@ impl<'a> Runner<'a> {
 }
 
 /// Forward, backward, AdamW, under the plainest loss: each scored token a little more likely.
-fn step(learner: &mut LocalLearner<Cpu>, batch: &[Sample]) -> Result<Measured, EngineError> {
+pub(super) fn step(
+    learner: &mut LocalLearner<Cpu>,
+    batch: &[Sample],
+) -> Result<Measured, EngineError> {
     let (mut sum, mut scored) = (0.0, 0);
     let started = Instant::now();
     learner.forward_backward(batch, &mut |_, sample, now| {
