@@ -191,6 +191,42 @@ mod tests {
     }
 
     #[test]
+    fn what_follows_on_its_parent_was_not_put_back_and_what_an_operator_chose_was() {
+        let at = |record: VersionRecord, created, served_at| VersionRecord {
+            created,
+            served_at: Some(served_at),
+            ..record
+        };
+        let s = VersionState::Superseded;
+        let one = at(record(1, 0, 1, s.clone()), 10, 11);
+        let two = at(record(2, 1, 2, VersionState::Served), 20, 21);
+        assert_eq!(put_back(&[]), None);
+        assert_eq!(put_back(&[one.clone(), two.clone()]), None);
+        let left = at(record(2, 1, 2, back()), 20, 21);
+        let first = at(record(1, 0, 1, VersionState::Served), 10, 30);
+        assert_eq!(put_back(&[first, left]), Some(30), "gone back to");
+        let between = at(record(1, 0, 1, s), 10, 30);
+        let again = VersionRecord {
+            served_at: Some(40),
+            ..two
+        };
+        assert_eq!(
+            put_back(&[between, again.clone()]),
+            Some(40),
+            "promoted again"
+        );
+        let rejected = VersionRecord {
+            created: 50,
+            ..record(3, 2, 3, VersionState::Rejected("why".to_owned()))
+        };
+        let two = VersionRecord {
+            served_at: Some(21),
+            ..again
+        };
+        assert_eq!(put_back(&[one, two, rejected]), None, "came to nothing");
+    }
+
+    #[test]
     fn staleness_counts_steps_along_the_parents_only() {
         let s = VersionState::Superseded;
         // 1 → 2 → 3, rolled back to 1, then 4.

@@ -20,6 +20,11 @@ fn width(sample: &Sample) -> usize {
     sample.candidates().map_or(1, |c| c.k())
 }
 
+/// The candidates of all its positions.
+fn named(sample: &Sample) -> Option<&[TokenId]> {
+    sample.candidates().map(|c| c.ids())
+}
+
 /// Depth-first order of a trie, and of samples read alike by what else they say: their derivatives at one row are added up in this
 /// order, so that the order of a batch does not reach the last bit of a sum.
 fn order(a: &Sample, b: &Sample) -> Ordering {
@@ -27,7 +32,6 @@ fn order(a: &Sample, b: &Sample) -> Ordering {
         let unequal = a.iter().zip(b).map(|(a, b)| a.total_cmp(b));
         unequal.fold(a.len().cmp(&b.len()), Ordering::then)
     };
-    let named = |s: &Sample| s.candidates().map(|c| c.ids().to_vec());
     (width(a), read(a))
         .cmp(&(width(b), read(b)))
         .then_with(|| a.tokens().cmp(b.tokens()))

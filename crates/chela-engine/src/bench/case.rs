@@ -153,20 +153,33 @@ impl Case {
 
     /// The texts as samples whose every reply token trains.
     pub(super) fn samples(&self, vocabulary: usize) -> Result<Vec<Sample>, EngineError> {
-        let version = PolicyVersion::base(Profile::default());
-        let texts = self.texts(vocabulary).into_iter();
-        texts
-            .map(|text| {
-                let n = text.ids.len() - text.start;
-                let columns = SampleColumns {
-                    mask: vec![true; n],
-                    behavior_logprobs: vec![-1.0; n],
-                    advantages: vec![1.0; n],
-                };
-                Sample::new(text.ids, text.start, columns, 1.0, version.clone())
-            })
-            .collect()
+        samples(self.texts(vocabulary))
     }
+}
+
+/// Texts as samples whose every reply token trains.
+pub(super) fn samples(texts: impl IntoIterator<Item = Text>) -> Result<Vec<Sample>, EngineError> {
+    let version = PolicyVersion::base(Profile::default());
+    let texts = texts.into_iter();
+    texts
+        .map(|text| {
+            let n = text.ids.len() - text.start;
+            let columns = SampleColumns {
+                mask: vec![true; n],
+                behavior_logprobs: vec![-1.0; n],
+                advantages: vec![1.0; n],
+            };
+            Sample::new(text.ids, text.start, columns, 1.0, version.clone())
+        })
+        .collect()
+}
+
+/// Floating point operations of a step's linear maps, adapter and head: 4 a parameter and row for the frozen maps, 6 for the adapter, 4
+/// for the head on scored rows.
+pub(super) fn step_flops(engine: &LocalEngine, rows: usize, scored: usize) -> f64 {
+    let (frozen, head) = engine.parameters();
+    let adapter = engine.low_rank_parameters(AdapterSpec::default().rank);
+    rows as f64 * (4.0 * frozen as f64 + 6.0 * adapter as f64) + scored as f64 * 4.0 * head as f64
 }
 
 /// What a case cannot do without, whoever computes it.
@@ -204,12 +217,10 @@ impl Work {
                 .flat_map(|i| block.path(i).skip(all[i].start() - 1))
                 .collect();
             let (rows, scored) = (block.rows(), scored.len());
-            let adapter = engine.low_rank_parameters(AdapterSpec::default().rank) as f64;
-            let flops = rows as f64 * (4.0 * frozen + 6.0 * adapter) + scored as f64 * 4.0 * head;
             return Ok(Self {
                 rows,
                 scored,
-                gflop_maps: flops / 1e9,
+                gflop_maps: step_flops(engine, rows, scored) / 1e9,
                 gflop_attention: 14.0 * width * pairs as f64 / 1e9,
             });
         }

@@ -148,28 +148,19 @@ fn train(engine: &LocalEngine, report: &mut BenchReport, dir: &Path) -> Result<(
     let info = engine.info();
     let mut learner = engine.learner(&AdapterSpec::default(), None)?;
     let n = 256.min(info.context_length / 2);
-    let (start, version) = (n / 2, PolicyVersion::base(Profile::default()));
-    let batch = (0..6)
-        .map(|i| {
-            let columns = SampleColumns {
-                mask: vec![true; n - start],
-                behavior_logprobs: vec![-1.0; n - start],
-                advantages: vec![1.0; n - start],
-            };
-            let tokens = text(n, 7000 + i, info.vocabulary);
-            Sample::new(tokens, start, columns, 1.0, version.clone())
-        })
-        .collect::<Result<Vec<_>, _>>()?;
+    let start = n / 2;
+    let texts = (0..6).map(|i| Text {
+        ids: text(n, 7000 + i, info.vocabulary),
+        start,
+    });
+    let batch = case::samples(texts)?;
     let mut best = f64::MAX;
     for _ in 0..2 {
         best = best.min(run::step(&mut learner, &batch)?.seconds);
     }
-    let rows = (batch.len() * (n - 1)) as f64;
-    let scored = (batch.len() * (n - start)) as f64;
-    let (frozen, head) = engine.parameters();
-    let adapter = engine.low_rank_parameters(AdapterSpec::default().rank) as f64;
-    let flops = rows * (4.0 * frozen as f64 + 6.0 * adapter) + scored * 4.0 * head as f64;
-    report.train = rows / best;
+    let (rows, scored) = (batch.len() * (n - 1), batch.len() * (n - start));
+    let flops = case::step_flops(engine, rows, scored);
+    report.train = rows as f64 / best;
     report.train_share_of_sgemm = flops / best / (report.sgemm_gflops * 1e9);
     let checkpoint = learner.save(&dir.join("bench-adapter"))?;
     let version = PolicyVersion {
