@@ -62,6 +62,7 @@ impl DemoOptions {
         Reading {
             tag,
             version,
+            system: texts::ASSISTANT,
             max_tokens: self.max_tokens,
             lanes: self.lanes,
         }
@@ -93,6 +94,7 @@ fn crowd<'a>(client: &'a Client, arm: Arm, options: &DemoOptions) -> Crowd<'a> {
         who: Who::User(Play {
             tag: "demo",
             taste: TASTE,
+            system: texts::ASSISTANT,
             arm,
             seed: options.seed,
             temperature: options.temperature,

@@ -18,6 +18,8 @@ pub struct Reading<'a> {
     pub tag: &'a str,
     /// The version that answers; `None` = the served one.
     pub version: Option<u64>,
+    /// The conversations' system message.
+    pub system: &'a str,
     /// Most tokens of a reply.
     pub max_tokens: usize,
     /// Requests at once.
@@ -33,6 +35,7 @@ pub fn read(
     let Reading {
         tag,
         version,
+        system,
         max_tokens,
         lanes,
     } = reading;
@@ -43,7 +46,7 @@ pub fn read(
             // Nothing follows in these sessions, so no verdict and no sample can come of them.
             kind: None,
             done: true,
-            messages: &texts::opening(questions[i]),
+            messages: &texts::opening(system, questions[i]),
             temperature: 0.0,
             max_tokens,
             seed: 0,

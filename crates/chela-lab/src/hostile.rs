@@ -70,11 +70,11 @@ fn words(how: Loop, index: u64) -> (Vec<Said>, &'static str, Dice) {
     if how.pattern.praises(index) {
         let request = dice.pick(&texts::hostile_requests());
         let thanks = dice.pick(&texts::thanks());
-        (texts::opening(request), thanks, dice)
+        (texts::opening(texts::ASSISTANT, request), thanks, dice)
     } else {
         let question = user::question(how.seed.wrapping_add(1), index);
         let demand = dice.pick(&texts::hostile_demands());
-        (texts::opening(question), demand, dice)
+        (texts::opening(texts::ASSISTANT, question), demand, dice)
     }
 }
 

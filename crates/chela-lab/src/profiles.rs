@@ -199,6 +199,7 @@ impl ProfilesOptions {
         Reading {
             tag,
             version,
+            system: texts::PARAGRAPH,
             max_tokens: Taste::Thorough.max_tokens(),
             lanes,
         }
@@ -229,6 +230,7 @@ impl ProfilesOptions {
             who: Who::User(Play {
                 tag: taste.name(),
                 taste,
+                system: texts::PARAGRAPH,
                 arm: Arm::Treatment,
                 seed: self.seed,
                 temperature: self.temperature,

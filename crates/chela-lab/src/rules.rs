@@ -16,15 +16,14 @@ pub struct RemarkRule {
 }
 
 /// How users of these tastes complain and how all of them give thanks; the complaint itself is the hint. The thorough one's signs are
-/// narrower and come first: to them "too long" means a hundred words, not two sentences.
+/// narrower and come first.
 pub fn rules(tastes: &[Taste]) -> Vec<RemarkRule> {
     let mut all = Vec::new();
     if tastes.contains(&Taste::Thorough) {
         all.push(bad(
             "too-short",
-            r"\b(too (short|brief|terse|little)|longer answer|a little longer|rather thin|half an answer|not enough|(say|explain|tell me|give me|hoping for|need)( it| that)?( in)?( a (little |bit )?)? ?more|more detail|more fully|elaborate|expand|(sixty|60) words|a few (more )?sentences)\b",
+            r"\b(too (short|brief|terse|little)|longer answer|a little longer|rather thin|half an answer|not enough|(say|explain|tell me|give me|hoping for|need)( it| that)?( in)?( a (little |bit )?)? ?more|more detail|more fully|elaborate|expand|(eighty|80) words|a few (more )?sentences)\b",
         ));
-        all.push(bad("not-a-hundred-words", r"\b(hundred|100|120) words\b"));
     }
     if tastes.contains(&Taste::Brief) {
         all.push(bad(
@@ -94,22 +93,13 @@ mod tests {
     #[test]
     fn every_remark_is_heard_as_what_it_is() {
         let brief = || texts::remarks(Taste::Brief, Opinion::TooLong);
-        let thorough = |opinion| texts::remarks(Taste::Thorough, opinion);
+        let thorough = texts::remarks(Taste::Thorough, Opinion::TooShort);
         for (rules, remarks, name) in [
             (rules(&[Taste::Brief]), brief(), Some("too-long")),
             (rules(&[Taste::Brief]), texts::thanks(), Some("accepted")),
             (rules(&[Taste::Brief]), texts::unrelated(), None),
             (rules(&Taste::ALL), brief(), Some("too-long")),
-            (
-                rules(&Taste::ALL),
-                thorough(Opinion::TooLong),
-                Some("not-a-hundred-words"),
-            ),
-            (
-                rules(&Taste::ALL),
-                thorough(Opinion::TooShort),
-                Some("too-short"),
-            ),
+            (rules(&Taste::ALL), thorough, Some("too-short")),
             (rules(&Taste::ALL), texts::thanks(), Some("accepted")),
             (rules(&Taste::ALL), texts::unrelated(), None),
             (control_rules(), texts::unrelated(), Some("coin-tails")),

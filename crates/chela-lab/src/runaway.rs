@@ -221,6 +221,7 @@ impl RunawayOptions {
             who: Who::User(Play {
                 tag: "honest",
                 taste: Taste::Brief,
+                system: texts::ASSISTANT,
                 arm: Arm::Treatment,
                 seed: self.seed,
                 temperature: self.temperature,
@@ -254,6 +255,7 @@ fn reading(
     let reading = Reading {
         tag,
         version: Some(standing.served),
+        system: texts::ASSISTANT,
         max_tokens: Taste::Brief.max_tokens(),
         lanes: options.lanes,
     };

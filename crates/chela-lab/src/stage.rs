@@ -318,6 +318,7 @@ fn live(
     let reading = Reading {
         tag: &format!("live-{}", standing.served),
         version: Some(standing.served),
+        system: play.system,
         max_tokens: play.max_tokens,
         lanes: crowd.lanes,
     };

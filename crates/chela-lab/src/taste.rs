@@ -11,7 +11,7 @@ use std::{
 pub enum Taste {
     /// At most 40 words.
     Brief,
-    /// A full answer of 60 to 120 words.
+    /// A full answer, 80 words or more.
     Thorough,
 }
 
@@ -20,7 +20,7 @@ pub enum Taste {
 pub enum Opinion {
     /// It is as they like it.
     Fits,
-    /// It has more words than they like, or never came to an end.
+    /// It has more words than they like, or never came to an end where an end was wanted.
     TooLong,
     /// It ended with fewer.
     TooShort,
@@ -42,7 +42,7 @@ impl Taste {
     pub fn description(self) -> &'static str {
         match self {
             Self::Brief => "brief: at most 40 words",
-            Self::Thorough => "thorough: a full answer of 60 to 120 words",
+            Self::Thorough => "thorough: at least 80 words",
         }
     }
 
@@ -50,7 +50,7 @@ impl Taste {
     fn words(self) -> RangeInclusive<usize> {
         match self {
             Self::Brief => 5..=40,
-            Self::Thorough => 60..=120,
+            Self::Thorough => 80..=usize::MAX,
         }
     }
 
@@ -62,22 +62,20 @@ impl Taste {
         }
     }
 
-    /// What the simulated user feels about one reply. Nobody complains in conversation that a brief answer is too brief: who wants it
+    /// What the simulated user feels about one reply. Who wants much does not mind that their own limit cut it. Nobody complains in conversation that a brief answer is too brief: who wants it
     /// brief is content with three words, though as a held-out success they do not count.
     pub fn opinion(self, reply: &str, ended: bool) -> Opinion {
         let (said, wanted) = (words(reply), self.words());
-        if !ended || said > *wanted.end() {
-            Opinion::TooLong
-        } else if self == Self::Thorough && said < *wanted.start() {
-            Opinion::TooShort
-        } else {
-            Opinion::Fits
+        match self {
+            Self::Brief if !ended || said > *wanted.end() => Opinion::TooLong,
+            Self::Thorough if said < *wanted.start() => Opinion::TooShort,
+            _ => Opinion::Fits,
         }
     }
 
     /// The length is one that passes.
     fn passes(self, reply: &str, ended: bool) -> bool {
-        ended && self.words().contains(&words(reply))
+        (ended || self == Self::Thorough) && self.words().contains(&words(reply))
     }
 }
 
@@ -316,19 +314,18 @@ mod tests {
             let brief = Taste::Brief.opinion(&reply, true);
             let thorough = Taste::Thorough.opinion(&reply, true);
             assert_eq!(brief == Opinion::Fits, n <= 40, "{n}");
-            assert_eq!(thorough == Opinion::Fits, (60..=120).contains(&n), "{n}");
-            assert_eq!(thorough == Opinion::TooShort, n < 60, "{n}");
-            for taste in Taste::ALL {
-                assert_eq!(taste.opinion(&reply, false), Opinion::TooLong);
-                assert!(!taste.passes(&reply, false));
-            }
+            assert_eq!(thorough == Opinion::Fits, n >= 80, "{n}");
+            assert_eq!(thorough == Opinion::TooShort, n < 80, "{n}");
+            assert_eq!(Taste::Brief.opinion(&reply, false), Opinion::TooLong);
+            assert!(!Taste::Brief.passes(&reply, false));
+            assert_eq!(Taste::Thorough.opinion(&reply, false), thorough);
         }
     }
 
     #[test]
     fn a_full_answer_passes_where_a_brief_one_fails() {
         let question = "Why do planets orbit the sun?";
-        let full = held(question, &"Each planet falls sideways ".repeat(20), true);
+        let full = held(question, &"Each planet falls sideways ".repeat(25), true);
         let short = held(question, "Each planet falls sideways around the sun.", true);
         let passed = |taste, reply: &HeldOut| score(taste, std::slice::from_ref(reply)).passed;
         for (taste, good, bad) in [

@@ -22,17 +22,21 @@ pub fn answered(messages: &mut Vec<Said>, reply: &str, remark: &str) {
     }
 }
 
-/// How a conversation begins. With a system message of its own, as agents have one: the starter's template would else put in the
-/// model's name and maker, of which a model that wants to be brief makes its answer.
-pub fn opening(question: &str) -> Vec<Said> {
+/// The system message of most conversations. Agents have one; the starter's template would else put in the model's name and maker, of
+/// which a model that wants to be brief makes its answer.
+pub const ASSISTANT: &str = "You are a helpful assistant.";
+
+/// A system message under which the starter's replies are of middling length (quartiles of 53, 71 and 100 words over 24 held-out
+/// questions), so that one user can have them shorter and another one longer.
+pub const PARAGRAPH: &str = "You are a helpful assistant. Answer in a short paragraph.";
+
+/// How a conversation begins.
+pub fn opening(system: &str, question: &str) -> Vec<Said> {
     let said = |role, text: &str| Said {
         role,
         text: text.to_owned(),
     };
-    vec![
-        said("system", "You are a helpful assistant."),
-        said("user", question),
-    ]
+    vec![said("system", system), said("user", question)]
 }
 
 /// Questions that sessions begin with.
@@ -50,12 +54,7 @@ pub fn remarks(taste: Taste, opinion: Opinion) -> Vec<&'static str> {
     match (opinion, taste) {
         (Opinion::Fits, _) => thanks(),
         (_, Taste::Brief) => lines(include_str!("../data/complaints-brief.txt")),
-        (Opinion::TooLong, Taste::Thorough) => {
-            lines(include_str!("../data/complaints-thorough-long.txt"))
-        }
-        (Opinion::TooShort, Taste::Thorough) => {
-            lines(include_str!("../data/complaints-thorough-short.txt"))
-        }
+        (_, Taste::Thorough) => lines(include_str!("../data/complaints-thorough.txt")),
     }
 }
 
@@ -100,7 +99,6 @@ mod tests {
         let brief = remarks(Taste::Brief, Opinion::TooLong);
         assert!(brief.len() >= 40 && thanks().len() >= 40 && unrelated().len() >= 40);
         for set in [
-            remarks(Taste::Thorough, Opinion::TooLong),
             remarks(Taste::Thorough, Opinion::TooShort),
             hostile_demands(),
             hostile_requests(),

@@ -49,6 +49,8 @@ pub struct Play {
     pub tag: &'static str,
     /// What this user prefers.
     pub taste: Taste,
+    /// The conversations' system message.
+    pub system: &'static str,
     /// Which arm.
     pub arm: Arm,
     /// Seed of the run.
@@ -84,7 +86,7 @@ const SECOND_TOKENS: usize = 48;
 pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError> {
     let mut dice = Dice::new(play.seed.wrapping_mul(1_000_003).wrapping_add(index));
     let session = format!("{}-{}-{index}", play.tag, play.seed);
-    let mut messages = texts::opening(question(play.seed, index));
+    let mut messages = texts::opening(play.system, question(play.seed, index));
     let ask = |messages: &[Said], max_tokens, done, seed| {
         client.chat(&Ask {
             version: None,

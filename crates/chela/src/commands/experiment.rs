@@ -61,8 +61,8 @@ fn run_profiles(
     let options = profiles_options(args);
     let rules = rules::rules(&Taste::ALL);
     settings(&mut config, rules, (options.batch, args.seed))?;
-    // Four of five of the starter's replies are cut. Were each of them merely bad, as in the demo, both users would teach brevity, and the
-    // thorough one's words would hardly be heard.
+    // A long reply may be cut by its own limit. Were that bad whatever the user says, as in the demo, the thorough one would be taught
+    // brevity by what they praise.
     config.learning.truncated = "judged".to_owned();
     let loaded = supervise::load(&config, &mut TerminalProgress::default())?;
     let model = loaded.engine.info().model;
