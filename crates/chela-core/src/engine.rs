@@ -348,6 +348,8 @@ pub trait Learner: Send {
     /// Log-probs (and what [`Want`] asks for) of each sample's scored positions under the present weights, at the sample's
     /// temperature.
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError>;
+    /// As [`Learner::forward`], under the base model.
+    fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError>;
     /// Forward, then `loss(index, sample, scored)` for its derivative by each log-prob, then backward; gradients add up until
     /// the next [`Learner::optim_step`]. Samples may be visited in any order, each once; the closure sees one at a time.
     fn forward_backward(

@@ -144,6 +144,15 @@ impl<B> Adapter<B> {
         self.alpha / self.rank as f32
     }
 
+    /// An adapter of the same layers that changes nothing.
+    pub fn without_maps(&self) -> Self {
+        Self {
+            rank: self.rank,
+            alpha: self.alpha,
+            layers: self.layers.iter().map(|_| Default::default()).collect(),
+        }
+    }
+
     /// Each present map with its layer and target.
     pub fn entries(&self) -> impl Iterator<Item = (usize, Target, &Lora<B>)> {
         self.layers.iter().enumerate().flat_map(|(layer, maps)| {

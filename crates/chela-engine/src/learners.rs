@@ -61,6 +61,10 @@ impl Learner for Claimed {
         self.learner.forward(batch, want)
     }
 
+    fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
+        self.learner.forward_base(batch, want)
+    }
+
     fn forward_backward(
         &mut self,
         batch: &[Sample],

@@ -3,6 +3,8 @@
 //! [`Kernels`] is the contract: model code written against it names no CPU, slice or thread.
 //! [`Cpu`] implements it over one [`Pool`] of workers which serving and training share.
 
+#[cfg(feature = "allocator")]
+pub mod allocator;
 pub mod cpu;
 mod dtype;
 mod error;

@@ -53,11 +53,15 @@ struct Answer {
     logprobs: Vec<f32>,
 }
 
+/// Prompt and reply, and where the reply begins.
+type Text = (Vec<TokenId>, usize);
+
 /// Looks at one candidate.
 pub struct Gate<'a> {
     /// Samples and scores.
     pub engine: &'a dyn PolicyEngine,
-    /// Holds the candidate's weights (the receipt has shown that they are the engine's) and reads many short texts in one pass.
+    /// Holds the candidate's weights (the receipt has shown that they are the engine's) and the base model's, and reads many short
+    /// texts in one pass.
     pub learner: &'a mut dyn Learner,
     /// The limits.
     pub config: &'a GateConfig,
@@ -153,12 +157,9 @@ impl Gate<'_> {
             .iter()
             .filter(|l| !known.contains_key(&l.id))
             .collect();
-        let texts: Vec<(Vec<TokenId>, usize)> = new
+        let texts: Vec<Text> = new
             .iter()
-            .map(|l| {
-                let start = l.turn.prompt.len();
-                ([&l.turn.prompt, l.turn.reply.tokens()].concat(), start)
-            })
+            .map(|l| text(&l.turn.prompt, l.turn.reply.tokens()))
             .collect();
         let means = self.means(policy, &texts)?;
         let all = self.known.turns.entry(policy.clone()).or_default();
@@ -169,31 +170,35 @@ impl Gate<'_> {
             .collect())
     }
 
-    /// Mean log-prob of each text's tokens from its start on.
-    fn means(
+    /// Log-probs of each text's tokens from its start on.
+    fn logprobs(
         &mut self,
         policy: &PolicyRef,
-        texts: &[(Vec<TokenId>, usize)],
-    ) -> Result<Vec<f64>, TrainError> {
-        let mut means = Vec::with_capacity(texts.len());
-        let of_candidate = *policy == PolicyRef::Version(self.candidate.clone());
-        let at_once = if of_candidate {
+        texts: &[Text],
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        let base = *policy == PolicyRef::Base;
+        let learner_reads = base || *policy == PolicyRef::Version(self.candidate.clone());
+        let at_once = if learner_reads {
             LEARNER_AT_ONCE
         } else {
             AT_ONCE
         };
+        let mut all = Vec::with_capacity(texts.len());
         for some in texts.chunks(at_once) {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(TrainError::Stopping);
             }
-            if of_candidate {
+            if learner_reads {
                 let version = &self.candidate;
                 let samples = some
                     .iter()
                     .map(|(tokens, start)| unscored(tokens, *start, version));
                 let samples: Vec<Sample> = samples.collect::<Result<_, _>>()?;
-                let scored = self.learner.forward(&samples, train())?;
-                means.extend(scored.iter().map(|s| mean_of(&s.logprobs)));
+                let scored = match base {
+                    true => self.learner.forward_base(&samples, train())?,
+                    false => self.learner.forward(&samples, train())?,
+                };
+                all.extend(scored.into_iter().map(|s| s.logprobs));
                 continue;
             }
             let scored = some.iter().map(|(tokens, start)| {
@@ -203,24 +208,24 @@ impl Gate<'_> {
                 self.engine.score(policy.clone(), prompt, *start, train())
             });
             for scored in block_on(join_all(scored)) {
-                means.push(mean_of(&scored?.logprobs));
+                all.push(scored?.logprobs);
             }
         }
-        Ok(means)
+        Ok(all)
+    }
+
+    /// Their means.
+    fn means(&mut self, policy: &PolicyRef, texts: &[Text]) -> Result<Vec<f64>, TrainError> {
+        let all = self.logprobs(policy, texts)?;
+        Ok(all.iter().map(|l| mean_of(l)).collect())
     }
 
     /// ln p(good) − ln p(bad), per token, of each probe.
     fn preferences(&mut self, policy: &PolicyRef) -> Result<Vec<f64>, TrainError> {
-        let text = |prompt: &[TokenId], reply: &[TokenId]| ([prompt, reply].concat(), prompt.len());
         let probes = self.config.probes.iter();
         let texts: Vec<_> = probes
             .flat_map(|p| [text(&p.prompt, &p.good), text(&p.prompt, &p.bad)])
             .collect();
-        if *policy == PolicyRef::Base {
-            // All begin with the same words of the template, which the engine keeps after this.
-            let first = self.config.probes.iter().take(1).map(|p| p.prompt.clone());
-            self.answers(policy, first.collect(), (1, true))?;
-        }
         let means = self.means(policy, &texts)?;
         Ok(means
             .chunks_exact(2)
@@ -280,10 +285,7 @@ impl Gate<'_> {
         }
         let base = match self.known.replies {
             Some(known) => known,
-            None => {
-                let most = (self.config.reply_tokens, false);
-                manner(&self.answers(&PolicyRef::Base, open.clone(), most)?)
-            }
+            None => manner(&self.answers(&PolicyRef::Base, open.clone())?),
         };
         self.known.replies = Some(base);
         let own = held_out.iter().map(|l| &l.turn.prompt);
@@ -291,7 +293,7 @@ impl Gate<'_> {
             .filter(|p| p.len() <= OWN_PROMPT_TOKENS)
             .take(OWN_PROMPTS);
         let prompts: Vec<Vec<TokenId>> = open.iter().chain(own).cloned().collect();
-        let answers = self.answers(new, prompts, (self.config.reply_tokens, false))?;
+        let answers = self.answers(new, prompts)?;
         let now = manner(&answers[..open.len().min(answers.len())]);
         let mut checks = vec![self.kl(&answers)?];
         if !open.is_empty() {
@@ -329,18 +331,11 @@ impl Gate<'_> {
     }
 
     /// KL(candidate ‖ base) a token, by the k3 estimator (Schulman, 2020) over what the candidate sampled.
-    fn kl(&self, answers: &[Answer]) -> Result<GateCheck, TrainError> {
+    fn kl(&mut self, answers: &[Answer]) -> Result<GateCheck, TrainError> {
         let said: Vec<&Answer> = answers.iter().filter(|a| !a.tokens.is_empty()).collect();
-        let scored = said.iter().map(|a| {
-            let prompt = Prompt {
-                tokens: [a.prompt.as_slice(), &a.tokens].concat(),
-            };
-            self.engine
-                .score(PolicyRef::Base, prompt, a.prompt.len(), train())
-        });
+        let texts: Vec<Text> = said.iter().map(|a| text(&a.prompt, &a.tokens)).collect();
         let mut values = Vec::new();
-        for (answer, base) in said.iter().zip(block_on(join_all(scored))) {
-            let base = base?.logprobs;
+        for (answer, base) in said.iter().zip(self.logprobs(&PolicyRef::Base, &texts)?) {
             let pairs = answer.logprobs.iter().zip(&base);
             values.extend(pairs.map(|(p, r)| f64::from(estimate(Estimator::K3, *p, *r))));
         }
@@ -362,16 +357,15 @@ impl Gate<'_> {
         &self,
         policy: &PolicyRef,
         prompts: Vec<Vec<TokenId>>,
-        (max_tokens, keep): (usize, bool),
     ) -> Result<Vec<Answer>, TrainError> {
         let mut streams: Vec<(Vec<TokenId>, Sampling)> = Vec::new();
         for (seed, tokens) in prompts.into_iter().enumerate() {
             let params = SamplingParams {
                 seed: seed as u64,
-                max_tokens,
+                max_tokens: self.config.reply_tokens,
                 end_ids: self.config.end_ids.clone(),
                 priority: Priority::Train,
-                keep, // a held-out turn may be forgotten meanwhile
+                keep: false, // a held-out turn may be forgotten meanwhile
                 ..SamplingParams::default()
             };
             let prompt = Prompt {
@@ -400,6 +394,10 @@ impl Gate<'_> {
         }
         Ok(answers)
     }
+}
+
+fn text(prompt: &[TokenId], reply: &[TokenId]) -> Text {
+    ([prompt, reply].concat(), prompt.len())
 }
 
 fn train() -> Want {

@@ -13,6 +13,7 @@ mod script;
 mod supervise;
 
 use anyhow::{Context, Result};
+use chela_kernels::allocator;
 use chela_model::TerminalProgress;
 use clap::Parser;
 use cli::{Cli, Command, Common, ConfigAction, EngineKind, PolicyCommand, ServeArgs};
@@ -33,7 +34,7 @@ use toml::Value;
 
 /// A sixth of a busy server's time went into the system's allocator (docs/log.md).
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: allocator::MiMalloc = allocator::MiMalloc;
 
 /// A failure before anything was done: usage, configuration, files.
 #[derive(Debug)]
@@ -48,6 +49,7 @@ impl std::fmt::Display for Usage {
 impl std::error::Error for Usage {}
 
 fn main() -> ExitCode {
+    allocator::keep_freed_pages();
     let cli = Cli::parse();
     let output = Output {
         json: cli.common.json,

@@ -220,6 +220,14 @@ impl Learner for FakeLearner {
             .collect()
     }
 
+    fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
+        let base = FakeModel::base(self.owner.vocabulary);
+        let trained = std::mem::replace(&mut self.model, base);
+        let scored = self.forward(batch, want);
+        self.model = trained;
+        scored
+    }
+
     fn forward_backward(
         &mut self,
         batch: &[Sample],

@@ -186,11 +186,11 @@ impl<K: Kernels> LocalLearner<K> {
             .collect()
     }
 
-    fn pass<'a>(&'a self, block: &'a Block) -> Pass<'a, K> {
+    fn pass<'a>(&'a self, adapter: &'a Adapter<K::Buf>, block: &'a Block) -> Pass<'a, K> {
         Pass {
             k: &self.k,
             base: &self.base,
-            adapter: &self.adapter,
+            adapter,
             block,
             recompute: block.rows() > self.kept_rows(),
         }
@@ -248,6 +248,27 @@ impl<K: Kernels> LocalLearner<K> {
         Ok(())
     }
 
+    /// What the base model with this adapter gives for each sample.
+    fn read(
+        &self,
+        adapter: &Adapter<K::Buf>,
+        batch: &[Sample],
+        want: Want,
+    ) -> Result<Vec<Scored>, EngineError> {
+        self.check(batch)?;
+        let _running = Running::new(&self.running);
+        let mut all = Vec::with_capacity(batch.len());
+        for of in self.blocks(batch) {
+            let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
+            let block = Block::new(&samples);
+            let tape = self.pass(adapter, &block).forward(false)?;
+            let head = self.head(&tape, &samples, &block, (want.entropy, want.top_k))?;
+            all.extend(of.into_iter().zip(split(&head.scores, &samples, head.k)));
+        }
+        all.sort_by_key(|(index, _)| *index);
+        Ok(all.into_iter().map(|(_, scored)| scored).collect())
+    }
+
     fn block_backward(
         &mut self,
         batch: &[Sample],
@@ -256,7 +277,7 @@ impl<K: Kernels> LocalLearner<K> {
     ) -> Result<(), EngineError> {
         let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
         let block = Block::new(&samples);
-        let tape = self.pass(&block).forward(true)?;
+        let tape = self.pass(&self.adapter, &block).forward(true)?;
         let head = self.head(&tape, &samples, &block, (true, 0))?;
         let mut d_logprobs = Vec::new();
         let mut d_entropy = Vec::new();
@@ -280,13 +301,11 @@ impl<K: Kernels> LocalLearner<K> {
         let d_entropy = any_entropy.then_some(&d_entropy[..]);
         let dx = self.head_backward(&tape, &head, &d_logprobs, d_entropy, &block)?;
         drop(head);
-        let empty = Adapter {
-            rank: self.grads.rank,
-            alpha: self.grads.alpha,
-            layers: Vec::new(),
-        };
+        let empty = self.grads.without_maps();
         let mut grads = std::mem::replace(&mut self.grads, empty);
-        let result = self.pass(&block).backward(tape, dx, &mut grads);
+        let result = self
+            .pass(&self.adapter, &block)
+            .backward(tape, dx, &mut grads);
         self.grads = grads;
         result
     }
@@ -294,18 +313,11 @@ impl<K: Kernels> LocalLearner<K> {
 
 impl<K: Kernels> Learner for LocalLearner<K> {
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
-        self.check(batch)?;
-        let _running = Running::new(&self.running);
-        let mut all = Vec::with_capacity(batch.len());
-        for of in self.blocks(batch) {
-            let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-            let block = Block::new(&samples);
-            let tape = self.pass(&block).forward(false)?;
-            let head = self.head(&tape, &samples, &block, (want.entropy, want.top_k))?;
-            all.extend(of.into_iter().zip(split(&head.scores, &samples, head.k)));
-        }
-        all.sort_by_key(|(index, _)| *index);
-        Ok(all.into_iter().map(|(_, scored)| scored).collect())
+        self.read(&self.adapter, batch, want)
+    }
+
+    fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
+        self.read(&self.adapter.without_maps(), batch, want)
     }
 
     fn forward_backward(

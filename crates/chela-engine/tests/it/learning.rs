@@ -67,6 +67,9 @@ fn a_rewarded_reply_becomes_likelier_and_the_engine_serves_it() {
     steps(&mut learner, &batch, 10, 1e-2);
     let now: f32 = total(&mut learner, &batch);
     assert!(now > before.iter().sum::<f32>() + 1.0, "{now}");
+    let base = learner.forward_base(&batch, Want::default()).unwrap();
+    assert_eq!(base, fresh, "what it has learnt does not reach the base");
+    assert_eq!(total(&mut learner, &batch), now, "and is still there");
     let dir = tempfile::tempdir().unwrap();
     let saved = learner.save(&dir.path().join("v1")).unwrap();
     block_on(engine.load(version(1), Weights::Adapter(saved.dir))).unwrap();
