@@ -3,6 +3,7 @@
 use crate::{
     learners::Learning,
     loader::{Loader, Waiter, default_bytes},
+    pages::{Pool, PoolUse},
     prefix::CacheKey,
     request::Reply,
     scheduler::{Limits, Link, Order, Scheduler},
@@ -69,6 +70,7 @@ pub struct LocalEngine {
     pub(crate) base: Arc<BaseWeights<Cpu>>,
     info: EngineInfo,
     pub(crate) options: EngineOptions,
+    pool: Pool<Cpu>,
     loader: Loader<Cpu>,
     pub(crate) training: Arc<AtomicUsize>,
     dead: Arc<Mutex<Option<String>>>,
@@ -101,7 +103,6 @@ impl LocalEngine {
         let dead = Arc::new(Mutex::new(None));
         let limits = Limits {
             concurrent: options.concurrent.max(1),
-            kv_bytes: options.prefix_bytes,
             train_share: options.train_share,
         };
         let link = Link {
@@ -109,7 +110,9 @@ impl LocalEngine {
             replies: replies.clone(),
             dead: dead.clone(),
         };
-        let scheduler = Scheduler::new(&k, base.clone(), limits, link);
+        let c = &base.config;
+        let pool = Pool::new(c.layers, c.kv_heads * c.head_dim, options.prefix_bytes);
+        let scheduler = Scheduler::new(&k, (base.clone(), pool.clone()), limits, link);
         let (orders, inbox) = channel();
         let adapter_bytes = match options.adapter_bytes {
             0 => default_bytes(),
@@ -127,6 +130,7 @@ impl LocalEngine {
             base,
             info,
             options,
+            pool,
             loader,
             training,
             dead,
@@ -198,6 +202,11 @@ impl LocalEngine {
             load: 0,
             named,
         }
+    }
+
+    /// Bytes of cached keys and values.
+    pub fn cached(&self) -> PoolUse {
+        self.pool.usage()
     }
 
     /// Bytes of adapters in memory, and their number.

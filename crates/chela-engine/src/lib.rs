@@ -15,6 +15,7 @@ mod learners;
 mod loader;
 pub mod merge;
 mod packing;
+mod pages;
 mod prefix;
 mod request;
 mod resident;
@@ -26,3 +27,4 @@ mod weights;
 
 pub use engine::{EngineOptions, LocalEngine};
 pub use learner::{LearnerOptions, LocalLearner};
+pub use pages::PoolUse;
