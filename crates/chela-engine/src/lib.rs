@@ -13,6 +13,7 @@ mod forward;
 mod learner;
 mod learners;
 mod loader;
+mod memory;
 pub mod merge;
 mod packing;
 mod pages;
@@ -27,4 +28,5 @@ mod weights;
 
 pub use engine::{EngineOptions, LocalEngine};
 pub use learner::{LearnerOptions, LocalLearner};
+pub use memory::MemoryPlan;
 pub use pages::PoolUse;
