@@ -36,6 +36,9 @@ pub enum EngineError {
     /// Weights that do not belong to this model or are damaged.
     #[error("weights refused: {0}")]
     Weights(String),
+    /// More memory is asked for than there is.
+    #[error("not enough memory: {0}")]
+    Memory(String),
     /// Something this engine or learner does not offer.
     #[error("not supported by this engine: {0}")]
     Unsupported(&'static str),

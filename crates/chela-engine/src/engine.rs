@@ -2,7 +2,9 @@
 
 use crate::{
     learners::Learning,
-    loader::{Loader, Waiter, default_bytes},
+    loader::{Loader, Waiter},
+    memory::{self, Asked, MemoryPlan},
+    pages::{Pool, PoolUse},
     prefix::CacheKey,
     request::Reply,
     scheduler::{Limits, Link, Order, Scheduler},
@@ -10,11 +12,11 @@ use crate::{
     weights::BaseWeights,
 };
 use chela_core::{
-    BoxFuture, EngineError, EngineInfo, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt,
-    Sampling, SamplingParams, Scored, Want, Weights,
+    AdapterSpec, BoxFuture, EngineError, EngineInfo, PolicyEngine, PolicyRef, PolicyVersion,
+    Profile, Prompt, Sampling, SamplingParams, Scored, Want, Weights,
 };
 use chela_kernels::Cpu;
-use chela_model::Model;
+use chela_model::{Model, ModelConfig};
 use futures_channel::{mpsc::unbounded, oneshot};
 use std::{
     sync::{
@@ -34,18 +36,22 @@ pub struct EngineOptions {
     pub model_name: String,
     /// Replies decoded together.
     pub concurrent: usize,
-    /// Bytes of keys and values: of running requests, and with what they leave, of kept prefixes.
+    /// Bytes of keys and values: of running requests, and with what they leave, of kept prefixes. 0 = a quarter of the machine's
+    /// memory, or what is left of it.
     pub prefix_bytes: usize,
     /// Bytes of adapters that stay in memory while no request uses them; the least recently used leaves first and comes back when a
-    /// request names it. 0 = a sixteenth of the machine's memory, at least 256 MiB. (There is no limit by profile: old versions of
-    /// one are simply not used any more.)
+    /// request names it. 0 = a sixteenth of the machine's memory, at least 256 MiB, or what is left of it. (There is no limit by
+    /// profile: old versions of one are simply not used any more.)
     pub adapter_bytes: usize,
     /// Part of the time that a learner at work gets while replies run.
     pub train_share: f64,
     /// Rows a learner runs together.
     pub train_rows: usize,
-    /// Bytes of activations a learner keeps for the way back; a block that needs more runs its layers again instead.
+    /// Bytes of activations a learner keeps for the way back; a block that needs more runs its layers again instead. 0 = a quarter
+    /// of the machine's memory, at most 4 GiB, or what is left of it.
     pub activation_bytes: usize,
+    /// Rank of the adapters that are trained, for the statement of what memory is needed; 0 = none.
+    pub trained_rank: usize,
 }
 
 impl Default for EngineOptions {
@@ -54,11 +60,12 @@ impl Default for EngineOptions {
             threads: 0,
             model_name: String::new(),
             concurrent: 16,
-            prefix_bytes: 1 << 30,
+            prefix_bytes: 0,
             train_share: 0.1,
             adapter_bytes: 0,
             train_rows: 768,
-            activation_bytes: 4 << 30,
+            activation_bytes: 0,
+            trained_rank: AdapterSpec::default().rank,
         }
     }
 }
@@ -69,6 +76,8 @@ pub struct LocalEngine {
     pub(crate) base: Arc<BaseWeights<Cpu>>,
     info: EngineInfo,
     pub(crate) options: EngineOptions,
+    pool: Pool<Cpu>,
+    memory: MemoryPlan,
     loader: Loader<Cpu>,
     pub(crate) training: Arc<AtomicUsize>,
     dead: Arc<Mutex<Option<String>>>,
@@ -79,13 +88,17 @@ pub struct LocalEngine {
 
 impl LocalEngine {
     /// Loads a model's weights and starts the thread.
-    pub fn open(model: &Model, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+    pub fn open(model: &Model, mut options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             n => n,
         };
         let k = Cpu::new(threads);
         let base = Arc::new(BaseWeights::load(model, &k)?);
+        let memory = plan(&k, &base, &options)?;
+        options.prefix_bytes = memory.cache;
+        options.adapter_bytes = memory.adapters;
+        options.activation_bytes = memory.activations;
         let name = match options.model_name.as_str() {
             "" => model.name().to_owned(),
             name => name.to_owned(),
@@ -101,7 +114,6 @@ impl LocalEngine {
         let dead = Arc::new(Mutex::new(None));
         let limits = Limits {
             concurrent: options.concurrent.max(1),
-            kv_bytes: options.prefix_bytes,
             train_share: options.train_share,
         };
         let link = Link {
@@ -109,13 +121,11 @@ impl LocalEngine {
             replies: replies.clone(),
             dead: dead.clone(),
         };
-        let scheduler = Scheduler::new(&k, base.clone(), limits, link);
+        let c = &base.config;
+        let pool = Pool::new(c.layers, c.kv_heads * c.head_dim, options.prefix_bytes);
+        let scheduler = Scheduler::new(&k, (base.clone(), pool.clone()), limits, link);
         let (orders, inbox) = channel();
-        let adapter_bytes = match options.adapter_bytes {
-            0 => default_bytes(),
-            bytes => bytes,
-        };
-        let budget = (adapter_bytes, options.concurrent.max(1));
+        let budget = (options.adapter_bytes, options.concurrent.max(1));
         let link_of_loader = (orders.clone(), replies);
         let loader = Loader::new(&k, base.clone(), link_of_loader, budget)?;
         let thread = std::thread::Builder::new()
@@ -127,6 +137,8 @@ impl LocalEngine {
             base,
             info,
             options,
+            pool,
+            memory,
             loader,
             training,
             dead,
@@ -159,15 +171,12 @@ impl LocalEngine {
 
     /// Parameters of an adapter of that rank over all maps.
     pub fn low_rank_parameters(&self, rank: usize) -> usize {
-        let c = &self.base.config;
-        let sides: usize = crate::adapter::Target::of(c)
-            .iter()
-            .map(|t| {
-                let (out, input) = t.shape(c);
-                out + input
-            })
-            .sum();
-        sides * c.layers * rank
+        low_rank_parameters(&self.base.config, rank)
+    }
+
+    /// How the machine's memory was divided at the start.
+    pub fn memory(&self) -> MemoryPlan {
+        self.memory
     }
 
     fn order(&self, order: Order<Cpu>) -> Result<(), EngineError> {
@@ -198,6 +207,11 @@ impl LocalEngine {
             load: 0,
             named,
         }
+    }
+
+    /// Bytes of cached keys and values.
+    pub fn cached(&self) -> PoolUse {
+        self.pool.usage()
     }
 
     /// Bytes of adapters in memory, and their number.
@@ -262,6 +276,28 @@ impl LocalEngine {
         self.loader.send(Waiter::Score(Box::new(scoring)))?;
         Ok(receiver)
     }
+}
+
+fn low_rank_parameters(c: &ModelConfig, rank: usize) -> usize {
+    let targets = crate::adapter::Target::of(c);
+    let shapes = targets.iter().map(|t| t.shape(c));
+    shapes.map(|(out, input)| out + input).sum::<usize>() * c.layers * rank
+}
+
+/// Divides this machine's memory between the parts of the engine.
+fn plan(
+    k: &Cpu,
+    base: &BaseWeights<Cpu>,
+    options: &EngineOptions,
+) -> Result<MemoryPlan, EngineError> {
+    let asked = Asked {
+        cache: options.prefix_bytes,
+        adapters: options.adapter_bytes,
+        activations: options.activation_bytes,
+    };
+    // Adapter, gradient and two moments, all f32.
+    let optimizer = 4 * 4 * low_rank_parameters(&base.config, options.trained_rank);
+    MemoryPlan::new(memory::machine(), (base.bytes(k), optimizer), asked)
 }
 
 impl Drop for LocalEngine {

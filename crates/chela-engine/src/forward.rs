@@ -4,90 +4,15 @@ use crate::{
     adapter::{Adapter, Target},
     error::kernel,
     experts,
+    pages::KvCache,
     weights::{BaseWeights, LayerWeights, Mlp},
 };
 use chela_core::{EngineError, TokenId};
 use chela_kernels::{
-    Acc, Heads, Kernels, KvPiece, Linear, Mat, MatMut, Norm, Product, Qkv, Rope, RopeDirection,
+    Acc, Heads, Kernels, KvPiece, Linear, Mat, MatMut, Norm, Product, Rope, RopeDirection,
     RowsMode, Segment,
 };
 use std::{ops::Range, sync::Arc};
-
-/// Cached keys and values of one sequence, for every layer.
-pub struct KvCache<K: Kernels> {
-    layers: Vec<(K::Buf, K::Buf)>,
-    width: usize,
-    capacity: usize,
-    len: usize,
-}
-
-impl<K: Kernels> KvCache<K> {
-    /// An empty cache that holds `capacity` tokens before it grows.
-    pub fn new(k: &K, layers: usize, width: usize, capacity: usize) -> Result<Self, EngineError> {
-        let capacity = capacity.max(64);
-        let layers = (0..layers)
-            .map(|_| Ok((k.zeros(capacity * width)?, k.zeros(capacity * width)?)))
-            .collect::<Result<_, _>>()
-            .map_err(kernel)?;
-        Ok(Self {
-            layers,
-            width,
-            capacity,
-            len: 0,
-        })
-    }
-
-    /// Tokens held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Bytes taken.
-    pub fn bytes(&self) -> usize {
-        self.layers.len() * 2 * self.capacity * self.width * 4
-    }
-
-    /// Bytes that taking `more` tokens adds; 0 when they fit.
-    pub fn growth(&self, more: usize) -> usize {
-        (self.grown(more) - self.capacity) * self.layers.len() * 2 * self.width * 4
-    }
-
-    /// Capacity after taking `more` tokens.
-    fn grown(&self, more: usize) -> usize {
-        let needed = self.len + more;
-        if needed <= self.capacity {
-            return self.capacity;
-        }
-        needed
-            .max(self.capacity + self.capacity / 2)
-            .next_multiple_of(64)
-    }
-
-    /// A cache of its own with the first `len` tokens.
-    pub fn prefix(&self, k: &K, len: usize, capacity: usize) -> Result<Self, EngineError> {
-        let len = len.min(self.len);
-        let mut copy = Self::new(k, self.layers.len(), self.width, capacity.max(len))?;
-        for ((from_k, from_v), (to_k, to_v)) in self.layers.iter().zip(&mut copy.layers) {
-            k.copy(from_k, 0, to_k, 0, len * self.width)
-                .map_err(kernel)?;
-            k.copy(from_v, 0, to_v, 0, len * self.width)
-                .map_err(kernel)?;
-        }
-        copy.len = len;
-        Ok(copy)
-    }
-
-    /// Makes room for `more` tokens.
-    pub fn reserve(&mut self, k: &K, more: usize) -> Result<(), EngineError> {
-        let capacity = self.grown(more);
-        if capacity == self.capacity {
-            return Ok(());
-        }
-        let mut grown = self.prefix(k, self.len, capacity)?;
-        std::mem::swap(self, &mut grown);
-        Ok(())
-    }
-}
 
 /// New tokens of one sequence.
 pub struct Item<'a, K: Kernels> {
@@ -340,7 +265,7 @@ pub fn forward<'w, K: Kernels>(
     let mut positions = Vec::with_capacity(rows);
     for item in items.iter_mut() {
         item.cache.reserve(k, item.tokens.len())?;
-        let start = item.cache.len as u32;
+        let start = item.cache.len() as u32;
         positions.extend((0..item.tokens.len() as u32).map(|i| start + i));
         ids.extend_from_slice(item.tokens);
     }
@@ -355,7 +280,7 @@ pub fn forward<'w, K: Kernels>(
         gated(k, (base, layer, index), (&spans, mode, rows), w)?;
     }
     for item in items.iter_mut() {
-        item.cache.len += item.tokens.len();
+        item.cache.advance(item.tokens.len());
     }
     Ok(&mut w.x)
 }
@@ -434,7 +359,7 @@ fn attention<K: Kernels>(
         .map_err(kernel)?;
     k.rope(&mut w.k, table, rope(base, rows, c.kv_heads), forward)
         .map_err(kernel)?;
-    append(k, items, (index, kv_width), w)?;
+    append(k, items, index, w)?;
     attend(k, (base, layer, index), items, w)?;
     let y = MatMut::new(&mut w.h, rows, c.hidden);
     k.linear(Mat::new(&w.o, rows, q_width), wo, bo.as_ref(), y, mode)
@@ -448,15 +373,13 @@ fn attention<K: Kernels>(
 fn append<K: Kernels>(
     k: &K,
     items: &mut [Item<'_, K>],
-    (index, width): (usize, usize),
+    layer: usize,
     w: &Buffers<K>,
 ) -> Result<(), EngineError> {
     let mut at = 0;
     for item in items.iter_mut() {
-        let (n, start) = (item.tokens.len() * width, item.cache.len * width);
-        let (keys, values) = &mut item.cache.layers[index];
-        k.copy(&w.k, at, keys, start, n).map_err(kernel)?;
-        k.copy(&w.v, at, values, start, n).map_err(kernel)?;
+        let n = item.tokens.len();
+        item.cache.append(k, layer, (&w.k, &w.v), (at, n))?;
         at += n;
     }
     Ok(())
@@ -469,38 +392,28 @@ fn attend<K: Kernels>(
     w: &mut Buffers<K>,
 ) -> Result<(), EngineError> {
     let window = layer.window;
+    let pages: Vec<Vec<KvPiece<'_, K::Buf>>> = items
+        .iter()
+        .map(|item| {
+            let tokens = item.cache.len() + item.tokens.len();
+            item.cache.pieces(index, tokens)
+        })
+        .collect();
     if items.iter().all(|i| i.tokens.len() == 1) {
-        let pieces: Vec<[KvPiece<'_, K::Buf>; 1]> = items
-            .iter()
-            .map(|item| {
-                let (keys, values) = &item.cache.layers[index];
-                [KvPiece {
-                    k: keys,
-                    v: values,
-                    at: 0,
-                    len: item.cache.len + 1,
-                }]
-            })
-            .collect();
-        let pieces: Vec<&[KvPiece<'_, K::Buf>]> = pieces.iter().map(|p| &p[..]).collect();
+        let pages: Vec<&[KvPiece<'_, K::Buf>]> = pages.iter().map(Vec::as_slice).collect();
         return k
-            .attention_decode(&w.q, &pieces, heads(base), window, &mut w.o)
+            .attention_decode(&w.q, &pages, heads(base), window, &mut w.o)
             .map_err(kernel);
     }
-    let [item] = items else {
+    let ([item], [pages]) = (items, &pages[..]) else {
         return Err(EngineError::Shape("several prompts in one pass".to_owned()));
     };
     let n = item.tokens.len();
-    let segment = Segment::chunk(0..n, 0..item.cache.len + n)
+    let segment = Segment::chunk(0..n, 0..item.cache.len() + n)
         .ok_or_else(|| EngineError::Shape("a chunk longer than its text".to_owned()))?
         .with_window(window);
-    let (keys, values) = &item.cache.layers[index];
-    let qkv = Qkv {
-        q: &w.q,
-        k: keys,
-        v: values,
-    };
-    k.attention(qkv, heads(base), &[segment], &mut w.o, &mut w.lse)
+    let keys = (&w.q, &pages[..]);
+    k.attention_paged(keys, heads(base), &[segment], &mut w.o, &mut w.lse)
         .map_err(kernel)
 }
 

@@ -13,8 +13,10 @@ mod forward;
 mod learner;
 mod learners;
 mod loader;
+mod memory;
 pub mod merge;
 mod packing;
+mod pages;
 mod prefix;
 mod request;
 mod resident;
@@ -26,3 +28,5 @@ mod weights;
 
 pub use engine::{EngineOptions, LocalEngine};
 pub use learner::{LearnerOptions, LocalLearner};
+pub use memory::MemoryPlan;
+pub use pages::PoolUse;

@@ -420,13 +420,3 @@ impl<K: Kernels> Shared<K> {
         *begun = Instant::now();
     }
 }
-
-/// What adapters may take when nobody says: a sixteenth of the machine's memory, at least 256 MiB.
-pub fn default_bytes() -> usize {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = line
-        .and_then(|l| l.split_whitespace().next())
-        .and_then(|n| n.parse::<usize>().ok());
-    kib.map_or(0, |kib| kib * 1024 / 16).max(256 << 20)
-}

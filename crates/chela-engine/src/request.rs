@@ -1,6 +1,6 @@
 //! One request's own state: what was asked, where it stands, and how its next token is drawn.
 
-use crate::{adapter::Adapter, error::kernel, forward::KvCache, prefix::CacheKey, rng::Rng};
+use crate::{adapter::Adapter, error::kernel, pages::KvCache, prefix::CacheKey, rng::Rng};
 use chela_core::{
     EngineError, FinishReason, Flow, Priority, Profile, SampledToken, SamplingEvent,
     SamplingParams, TokenId,

@@ -3,8 +3,9 @@
 
 use crate::{
     error::kernel,
-    forward::{Item, KvCache, Workspace, forward, hidden_norm},
-    prefix::{CacheKey, PrefixCache, SHORTEST, row},
+    forward::{Item, Workspace, forward, hidden_norm},
+    pages::{KvCache, Pool},
+    prefix::{PrefixCache, row},
     request::Reply,
     scoring::{Scoring, advance},
     weights::BaseWeights,
@@ -50,8 +51,6 @@ pub enum Order<K: Kernels> {
 pub struct Limits {
     /// Replies decoded together.
     pub concurrent: usize,
-    /// Bytes of keys and values: of what runs, and with what is left, of kept prefixes.
-    pub kv_bytes: usize,
     /// Part of the time that a learner at work gets while replies run.
     pub train_share: f64,
 }
@@ -75,6 +74,8 @@ pub struct Scheduler<K: Kernels> {
     waiting: VecDeque<Reply<K>>,
     running: Vec<Reply<K>>,
     scoring: VecDeque<Scoring<K>>,
+    /// Keys and values: of what runs, and with what is left, of kept prefixes.
+    pool: Pool<K>,
     prefixes: PrefixCache<K>,
     decode_work: Workspace<K>,
     chunk_work: Workspace<K>,
@@ -82,12 +83,18 @@ pub struct Scheduler<K: Kernels> {
 
 impl<K: Kernels> Scheduler<K> {
     /// A thread's state with nothing to do.
-    pub fn new(k: &K, base: Arc<BaseWeights<K>>, limits: Limits, link: Link) -> Self {
+    pub fn new(
+        k: &K,
+        (base, pool): (Arc<BaseWeights<K>>, Pool<K>),
+        limits: Limits,
+        link: Link,
+    ) -> Self {
         Self {
             k: k.with_priority(Rank::Serve),
             base,
             limits,
             link,
+            pool,
             waiting: VecDeque::new(),
             running: Vec::new(),
             scoring: VecDeque::new(),
@@ -214,53 +221,23 @@ impl<K: Kernels> Scheduler<K> {
     fn end(&mut self, reply: Reply<K>, reason: FinishReason) {
         let (key, tokens, cache) = reply.finish(reason);
         if let Some(cache) = cache {
-            self.prefixes.keep(key, tokens, cache);
-            self.prefixes
-                .shrink(self.limits.kv_bytes.saturating_sub(self.held()));
+            self.prefixes.keep(key, tokens, &cache);
+            drop(cache);
+            self.prefixes.give_back(self.pool.excess());
         }
     }
 
-    /// Bytes of keys and values of all that runs.
-    fn held(&self) -> usize {
-        let replies = self.running.iter().filter_map(|r| r.cache.as_ref());
-        let texts = self.scoring.iter().filter_map(|s| s.cache.as_ref());
-        replies.chain(texts).map(KvCache::bytes).sum()
-    }
-
-    /// Whether `more` bytes may be taken: kept prefixes give way; beyond the budget only for one text at a time, so that the
-    /// oldest always goes on and what is taken never exceeds the budget and one context.
-    fn room(&mut self, more: usize) -> bool {
-        let held = self.held();
-        if held > 0 && held + more > self.limits.kv_bytes {
-            return false;
+    /// Whether `pages` pages may be taken: kept prefixes give way; beyond the budget only for one text at a time, so that the
+    /// oldest always goes on and what is held never exceeds the budget and one context.
+    fn room(&mut self, pages: usize) -> bool {
+        if self.prefixes.make_room(&self.pool, pages) {
+            return true;
         }
-        self.prefixes
-            .shrink(self.limits.kv_bytes.saturating_sub(held + more));
-        true
-    }
-
-    /// A cache that knows as much of `known` as is kept, with room for `capacity` tokens.
-    fn cache(
-        &mut self,
-        key: &CacheKey,
-        known: &[u32],
-        (take, capacity): (bool, usize),
-    ) -> Result<KvCache<K>, EngineError> {
-        let mut cache = match self.prefixes.find(&self.k, key, known, (take, capacity))? {
-            Some(cache) => cache,
-            None => {
-                let c = &self.base.config;
-                KvCache::new(&self.k, c.layers, c.kv_heads * c.head_dim, capacity)?
-            }
-        };
-        cache.reserve(&self.k, capacity - cache.len())?;
-        Ok(cache)
-    }
-
-    /// Bytes of a cache of so many tokens.
-    fn bytes(&self, tokens: usize) -> usize {
-        let c = &self.base.config;
-        tokens * c.layers * 2 * c.kv_heads * c.head_dim * 4
+        let busy = !self.running.is_empty() || self.scoring.iter().any(|s| s.cache.is_some());
+        if !busy {
+            self.prefixes.give_back(pages);
+        }
+        !busy
     }
 
     /// Lets requests in while lanes and memory last, in the order of [`next`]. A quarter of the lanes is kept for users, who would
@@ -278,20 +255,18 @@ impl<K: Kernels> Scheduler<K> {
                 break;
             }
             let capacity = reply.tokens.len() + reply.most.min(64);
-            if !self.room(self.bytes(capacity)) {
+            // The last token is always read anew: its row gives the first logits.
+            let known = &reply.tokens[..reply.tokens.len() - 1];
+            let found = self.prefixes.find(&self.pool, &reply.key, known);
+            let mut cache = found.unwrap_or_else(|| KvCache::new(&self.pool, Vec::new(), 0));
+            let more = capacity - cache.len();
+            if !self.room(cache.growth(more)) {
                 break;
             }
             let Some(mut reply) = self.waiting.remove(index) else {
                 break;
             };
-            // The last token is always read anew: its row gives the first logits.
-            let known = &reply.tokens[..reply.tokens.len() - 1];
-            let beginning = &known[..known.len().min(SHORTEST)];
-            let sole = !self
-                .waiting
-                .iter()
-                .any(|w| w.key == reply.key && w.tokens.starts_with(beginning));
-            let cache = self.cache(&reply.key, known, (sole, capacity))?;
+            cache.reserve(&self.k, more)?;
             reply.reused = cache.len();
             reply.cache = Some(cache);
             self.running.push(reply);
@@ -300,23 +275,18 @@ impl<K: Kernels> Scheduler<K> {
     }
 
     /// Indices of the replies that take a token now: all whose prompt is read, in order of arrival, but those that would have to
-    /// grow while memory is used up. The first may always.
+    /// grow while memory is used up. The oldest may always.
     fn chosen(&mut self) -> Vec<usize> {
-        let mut chosen = Vec::new();
-        let mut free = self.limits.kv_bytes.saturating_sub(self.held());
-        for (i, reply) in self
-            .running
-            .iter()
-            .enumerate()
-            .filter(|(_, r)| r.decoding())
-        {
+        let (mut chosen, mut taken) = (Vec::new(), 0);
+        let decoding = self.running.iter().enumerate();
+        for (i, reply) in decoding.filter(|(_, r)| r.decoding()) {
             let growth = reply.cache.as_ref().map_or(0, |c| c.growth(1));
-            if growth <= free || chosen.is_empty() {
-                free = free.saturating_sub(growth);
+            let fits = growth == 0 || self.prefixes.make_room(&self.pool, taken + growth);
+            if fits || i == 0 {
+                taken += growth;
                 chosen.push(i);
             }
         }
-        self.prefixes.shrink(free);
         chosen
     }
 
@@ -419,6 +389,21 @@ impl<K: Kernels> Scheduler<K> {
         Ok(true)
     }
 
+    /// Gives a text that is to be scored its memory. False when there is none now.
+    fn begin(&mut self, at: usize) -> Result<bool, EngineError> {
+        let scoring = &self.scoring[at];
+        let known = &scoring.tokens[..scoring.from - 1];
+        let found = self.prefixes.find(&self.pool, &scoring.key, known);
+        let mut cache = found.unwrap_or_else(|| KvCache::new(&self.pool, Vec::new(), 0));
+        let more = scoring.tokens.len() - cache.len();
+        if !self.room(cache.growth(more)) {
+            return Ok(false);
+        }
+        cache.reserve(&self.k, more)?;
+        self.scoring[at].cache = Some(cache);
+        Ok(true)
+    }
+
     /// The next chunk of the text that is scored first. Behind replies that run, only one chunk a round.
     fn score_chunk(&mut self, replies_run: bool) -> Result<(), EngineError> {
         let first = |all: &VecDeque<Scoring<K>>, begun: bool| {
@@ -431,8 +416,7 @@ impl<K: Kernels> Scheduler<K> {
         let Some(mut at) = first(&self.scoring, false) else {
             return Ok(());
         };
-        let need = self.bytes(self.scoring[at].tokens.len());
-        if self.scoring[at].cache.is_none() && !self.room(need) {
+        if self.scoring[at].cache.is_none() && !self.begin(at)? {
             // Memory comes back when what has begun ends.
             let Some(begun) = first(&self.scoring, true) else {
                 return Ok(());
@@ -442,11 +426,6 @@ impl<K: Kernels> Scheduler<K> {
         let Some(mut scoring) = self.scoring.remove(at) else {
             return Ok(());
         };
-        if scoring.cache.is_none() {
-            let known = &scoring.tokens[..scoring.from - 1];
-            let cache = self.cache(&scoring.key, known, (false, scoring.tokens.len()))?;
-            scoring.cache = Some(cache);
-        }
         let k = if replies_run {
             self.k.clone()
         } else {

@@ -3,7 +3,8 @@
 use crate::{
     adapter::Adapter,
     error::kernel,
-    forward::{Item, KvCache, Workspace, forward, hidden_norm},
+    forward::{Item, Workspace, forward, hidden_norm},
+    pages::KvCache,
     prefix::CacheKey,
     scheduler::chunk_end,
     weights::BaseWeights,

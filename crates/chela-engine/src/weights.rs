@@ -105,6 +105,33 @@ impl<K: Kernels> BaseWeights<K> {
     }
 }
 
+impl<K: Kernels> BaseWeights<K> {
+    /// Bytes of its matrices in their stored types (norms and biases are small beside them).
+    pub fn bytes(&self, k: &K) -> usize {
+        let of = |weight: &K::Weight| {
+            let (rows, cols) = k.weight_shape(weight);
+            let dtype = k.weight_dtype(weight);
+            rows * cols / dtype.block() * dtype.block_bytes()
+        };
+        let head = if self.config.tie_embeddings {
+            0
+        } else {
+            of(&self.head)
+        };
+        let layers = self.layers.iter().map(|layer| {
+            let rest: usize = match &layer.mlp {
+                Mlp::Gated(maps) => maps.iter().map(of).sum(),
+                Mlp::Experts(own) => {
+                    let maps = own.gate.iter().chain(&own.up).chain(&own.down);
+                    maps.chain([&own.router]).map(of).sum()
+                }
+            };
+            layer.attention.iter().map(of).sum::<usize>() + rest
+        });
+        of(&self.embed) + head + layers.sum::<usize>()
+    }
+}
+
 fn load_layer<K: Kernels>(
     model: &Model,
     k: &K,

@@ -547,6 +547,26 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         segments: &[Segment],
         out: &mut Self::Buf,
         lse: &mut Self::Buf,
+    ) -> Result {
+        let whole = [KvPiece {
+            k: qkv.k,
+            v: qkv.v,
+            at: 0,
+            len: segments.iter().map(|s| s.k.end).max().unwrap_or(0),
+        }];
+        self.attention_paged((qkv.q, &whole), heads, segments, out, lse)
+    }
+    /// [`Kernels::attention`] of `q [Tq, Hq * D]` over keys in pieces, the pages of a cached text:
+    /// the key rows that `segments` name are those of the pieces, one piece after the other. Where
+    /// every piece but the last has a multiple of 128 rows, the result is that of the same rows in
+    /// one piece to the bit.
+    fn attention_paged(
+        &self,
+        inputs: (&Self::Buf, &[KvPiece<'_, Self::Buf>]),
+        heads: Heads,
+        segments: &[Segment],
+        out: &mut Self::Buf,
+        lse: &mut Self::Buf,
     ) -> Result;
     /// Gradients of [`Kernels::attention`], recomputed from `lse`.
     fn attention_backward(

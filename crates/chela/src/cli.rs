@@ -159,9 +159,9 @@ pub struct BenchArgs {
     ///
     /// `train:BxN` is a LoRA step over B texts of N tokens, all scored; `train:ragged` over texts of different lengths and
     /// `train:shared` over texts that begin alike, of which the replies are scored; `decode:N` makes N replies together;
-    /// `prefill:N` reads a prompt of N tokens; `sgemm` and `memory` are the machine's rates. `-` reads one name a line from
-    /// standard input and measures it once, so that a script can let another program work in between. With --json each
-    /// measurement is a line, the first of a case with its texts.
+    /// `prefill:N` reads a prompt of N tokens; `turn2:N` waits for the first token behind N cached tokens and 32 new ones; `sgemm` and
+    /// `memory` are the machine's rates. `-` reads one name a line from standard input and measures it once, so that a script can let
+    /// another program work in between. With --json each measurement is a line, the first of a case with its texts.
     #[arg(long, value_name = "CASE", value_delimiter = ',')]
     pub only: Vec<Only>,
     /// Measurements of each case, after one that warms up and does not count.

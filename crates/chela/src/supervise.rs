@@ -44,6 +44,7 @@ pub struct Loaded {
 /// Finds, fetches and loads the configured model.
 pub fn load(config: &Config, progress: &mut dyn Progress) -> Result<Loaded> {
     let (engine, chat) = load_local(config, progress)?;
+    tracing::info!("{}", engine.memory());
     Ok(Loaded {
         engine: engine.clone(),
         learners: Some(engine),
@@ -91,31 +92,20 @@ pub fn load_local(
     let options = EngineOptions {
         threads: config.model.threads,
         concurrent: config.model.max_concurrent,
-        prefix_bytes: match config.model.cache_mib {
-            0 => default_cache_bytes(),
-            mib => mib << 20,
-        },
+        prefix_bytes: config.model.cache_mib.saturating_mul(1 << 20),
         train_share: config.learning.train_share,
-        adapter_bytes: config.model.adapter_mib << 20,
+        adapter_bytes: config.model.adapter_mib.saturating_mul(1 << 20),
+        trained_rank: config.learning.lora_rank,
         ..EngineOptions::default()
     };
-    let engine = LocalEngine::open(&model, options)?;
+    let engine = LocalEngine::open(&model, options)
+        .context("the local engine (model.cache_mib, model.adapter_mib)")?;
     if engine.info().tokenizer_hash != chat.tokenizer_hash() {
         bail!(
             "engine and chat template read different tokenizers; the model's files do not belong together"
         );
     }
     Ok((engine, chat))
-}
-
-/// A quarter of the machine's memory where that is known, else 1 GiB.
-fn default_cache_bytes() -> usize {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = line
-        .and_then(|l| l.split_whitespace().next())
-        .and_then(|n| n.parse::<usize>().ok());
-    kib.map_or(1 << 30, |kib| kib * 1024 / 4)
 }
 
 fn clock() -> Arc<dyn Fn() -> Millis + Send + Sync> {

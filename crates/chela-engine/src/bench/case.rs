@@ -14,6 +14,8 @@ const RAGGED: [(usize, usize); 4] = [(704, 64), (352, 48), (224, 32), (512, 40)]
 const SHARED: (usize, usize, usize) = (1024, 4, 64);
 /// Prompt of each reply of `decode:N`.
 const PROMPT: usize = 32;
+/// New tokens of a second turn of `turn2:N`.
+pub(super) const NEW: usize = 32;
 /// Replies that `decode:N` may ask for, and so the lanes that an engine needs for it.
 pub const MOST_LANES: usize = 64;
 
@@ -35,6 +37,8 @@ pub enum Case {
     Decode(usize),
     /// A prompt of so many tokens.
     Prefill(usize),
+    /// The first token of a second turn that adds [`NEW`] tokens to a cached text of so many.
+    SecondTurn(usize),
     /// The machine's matrix rate.
     Sgemm,
     /// The machine's memory rate.
@@ -51,7 +55,7 @@ impl FromStr for Case {
         };
         let unknown = || {
             format!(
-                "{name}: no such case; there are train:BxN, train:ragged, train:shared, decode:N, prefill:N, sgemm and memory"
+                "{name}: no such case; there are train:BxN, train:ragged, train:shared, decode:N, prefill:N, turn2:N, sgemm and memory"
             )
         };
         match name.split_once(':') {
@@ -72,6 +76,7 @@ impl FromStr for Case {
             }
             Some(("decode", lanes)) => Ok(Self::Decode(number(lanes, MOST_LANES)?)),
             Some(("prefill", tokens)) => Ok(Self::Prefill(number(tokens, 1 << 20)?)),
+            Some(("turn2", tokens)) => Ok(Self::SecondTurn(number(tokens, 1 << 20)?)),
             _ => Err(unknown()),
         }
     }
@@ -85,6 +90,7 @@ impl fmt::Display for Case {
             Self::Shared => f.write_str("train:shared"),
             Self::Decode(lanes) => write!(f, "decode:{lanes}"),
             Self::Prefill(tokens) => write!(f, "prefill:{tokens}"),
+            Self::SecondTurn(tokens) => write!(f, "turn2:{tokens}"),
             Self::Sgemm => f.write_str("sgemm"),
             Self::Memory => f.write_str("memory"),
         }
@@ -101,11 +107,12 @@ pub struct Text {
 }
 
 impl Case {
-    /// The unit of its rate.
+    /// The unit of its figure.
     pub fn unit(&self) -> &'static str {
         match self {
             Self::Sgemm => "GFLOP/s",
             Self::Memory => "GB/s",
+            Self::SecondTurn(_) => "ms",
             _ => "tokens/s",
         }
     }
@@ -147,6 +154,7 @@ impl Case {
             }
             Self::Decode(lanes) => (0..lanes).map(|i| prompt(PROMPT, 1000 + i)).collect(),
             Self::Prefill(tokens) => vec![prompt(tokens, 5000)],
+            Self::SecondTurn(tokens) => vec![prompt(tokens, 6000)],
             Self::Sgemm | Self::Memory => Vec::new(),
         }
     }
@@ -250,6 +258,7 @@ mod tests {
             "train:shared",
             "decode:32",
             "prefill:512",
+            "turn2:4096",
             "sgemm",
             "memory",
         ] {

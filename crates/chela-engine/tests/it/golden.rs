@@ -214,15 +214,13 @@ fn check_gradients(name: &str, activation_bytes: usize) {
 
 #[test]
 fn lora_gradients_and_steps_equal_peft() {
-    NAMES
-        .iter()
-        .for_each(|name| check_gradients(name, usize::MAX));
+    NAMES.iter().for_each(|name| check_gradients(name, 0));
 }
 
 #[test]
 fn recomputed_layers_give_the_same_gradients() {
-    check_gradients("llama-rope3", 0);
-    check_gradients("qwen3-tied", 0);
-    check_gradients("gemma3-tied", 0);
-    check_gradients("qwen3moe-normed", 0);
+    check_gradients("llama-rope3", 1);
+    check_gradients("qwen3-tied", 1);
+    check_gradients("gemma3-tied", 1);
+    check_gradients("qwen3moe-normed", 1);
 }

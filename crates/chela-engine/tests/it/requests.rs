@@ -145,6 +145,56 @@ fn a_small_memory_makes_replies_wait_but_changes_none() {
     assert_eq!(a, b);
 }
 
+/// Replies and scores of texts that begin alike and grow, with memory for so many pages of 128 tokens.
+#[test]
+fn what_is_held_never_exceeds_the_budget_and_one_context() {
+    let bytes_of = |tokens: usize| tokens * 2 * 2 * 32 * 4;
+    let ample = tiny(14);
+    for pages in [0, 1, 2, 4, 7] {
+        let engine = tiny_with(
+            14,
+            EngineOptions {
+                prefix_bytes: bytes_of(128 * pages + 5),
+                ..options()
+            },
+        );
+        let context = engine.info().context_length;
+        let used = engine.cached();
+        assert_eq!(
+            (used.page, used.budget),
+            (bytes_of(128), bytes_of(128 * pages))
+        );
+        let asks = |engine: &LocalEngine| {
+            let streams: Vec<Sampling> = (0..9)
+                .map(|i| {
+                    let text = prompt(i % 3, 40 + 35 * (i % 5));
+                    start(engine, PolicyRef::Base, &text, warm(u64::from(i), 170))
+                })
+                .collect();
+            let text = Prompt {
+                tokens: prompt(2, 300),
+            };
+            let scored = engine.score(PolicyRef::Base, text, 1, Want::default());
+            let lengths: Vec<usize> = streams.into_iter().map(|s| collect(s).len()).collect();
+            (lengths, block_on(scored).unwrap().logprobs.len())
+        };
+        assert_eq!(asks(&engine), asks(&ample), "all end with {pages} pages");
+        let most = |u: chela_engine::PoolUse| u.budget + context.div_ceil(128) * u.page;
+        let peak = engine.cached().peak;
+        assert!(
+            peak > 0 && peak <= most(used),
+            "{pages}: {:?}",
+            engine.cached()
+        );
+        // The last reply's end is told before its pages go back.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while engine.cached().held > used.budget && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        assert!(engine.cached().held <= used.budget);
+    }
+}
+
 struct Panics;
 
 impl Guide for Panics {

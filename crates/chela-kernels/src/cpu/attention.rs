@@ -1,4 +1,4 @@
-//! Softmax attention over segments in blocks (Dao 2022, FlashAttention): forward.
+//! Softmax attention over segments in blocks (Dao 2022, FlashAttention): forward, over keys in one buffer or in pages.
 #![allow(unsafe_code)]
 
 use core::ops::Range;
@@ -8,7 +8,7 @@ use super::simd::{self, simd_fn};
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, equal, need};
 use crate::error::Result;
-use crate::ops::{Acc, Heads, Qkv};
+use crate::ops::{Acc, Heads, KvPiece};
 use crate::segments::{Segment, check_segments};
 
 /// Query rows of a tile, and key rows it looks at at a time.
@@ -66,12 +66,13 @@ pub(crate) fn visible(segment: &Segment, q: usize, keys: &Range<usize>) -> Range
     clip(seen.start)..clip(seen.end)
 }
 
+/// Checks heads, segments and queries against each other; how many rows of queries there are.
 pub(crate) fn check_shapes(
     op: &'static str,
-    qkv: Qkv<'_, CpuBuf>,
+    (q, k_rows): (&CpuBuf, usize),
     heads: Heads,
     segments: &[Segment],
-) -> Result<(usize, usize)> {
+) -> Result<usize> {
     let (hq, hk) = (heads.q_heads, heads.kv_heads);
     equal(
         op,
@@ -80,12 +81,59 @@ pub(crate) fn check_shapes(
         if hk == 0 { 1 } else { hq % hk },
     )?;
     let q_rows = segments.iter().map(|s| s.q.end).max().unwrap_or(0);
-    let k_rows = segments.iter().map(|s| s.k.end).max().unwrap_or(0);
     check_segments(segments, q_rows, k_rows)?;
-    need(op, "q", qkv.q.0.len(), q_rows * hq * heads.head_dim)?;
-    need(op, "k", qkv.k.0.len(), k_rows * hk * heads.head_dim)?;
-    need(op, "v", qkv.v.0.len(), k_rows * hk * heads.head_dim)?;
-    Ok((q_rows, k_rows))
+    need(op, "q", q.0.len(), q_rows * hq * heads.head_dim)?;
+    Ok(q_rows)
+}
+
+/// Checks that pieces lie inside their buffers; how many rows they are together.
+pub(crate) fn check_pieces(
+    op: &'static str,
+    pieces: &[KvPiece<'_, CpuBuf>],
+    heads: Heads,
+) -> Result<usize> {
+    for piece in pieces {
+        let needs = (piece.at + piece.len) * heads.kv_heads * heads.head_dim;
+        need(op, "keys", piece.k.0.len(), needs)?;
+        need(op, "values", piece.v.0.len(), needs)?;
+    }
+    Ok(pieces.iter().map(|p| p.len).sum())
+}
+
+/// Keys that are looked at at a time: rows of one piece, and which keys they are.
+struct Part<'a> {
+    piece: &'a KvPiece<'a, CpuBuf>,
+    /// First row in the piece's buffers.
+    row: usize,
+    keys: Range<usize>,
+}
+
+/// Cuts `keys` at the ends of pieces and at multiples of [`K_BLOCK`] from `origin`, so that pages of as many rows and one long buffer
+/// are cut alike.
+fn parts<'a>(
+    pieces: &'a [KvPiece<'a, CpuBuf>],
+    keys: Range<usize>,
+    origin: usize,
+) -> impl Iterator<Item = Part<'a>> {
+    let (mut at, mut piece, mut first) = (keys.start, 0, 0);
+    core::iter::from_fn(move || {
+        if at >= keys.end {
+            return None;
+        }
+        while at >= first + pieces.get(piece)?.len {
+            first += pieces[piece].len;
+            piece += 1;
+        }
+        let own = &pieces[piece];
+        let block = origin + ((at - origin) / K_BLOCK + 1) * K_BLOCK;
+        let from = at;
+        at = block.min(first + own.len).min(keys.end);
+        Some(Part {
+            piece: own,
+            row: own.at + from - first,
+            keys: from..at,
+        })
+    })
 }
 
 simd_fn! {
@@ -126,14 +174,15 @@ impl Softmax<'_> {
 impl Cpu {
     pub(crate) fn attention_impl(
         &self,
-        qkv: Qkv<'_, CpuBuf>,
+        (q, pieces): (&CpuBuf, &[KvPiece<'_, CpuBuf>]),
         heads: Heads,
         segments: &[Segment],
         out: &mut CpuBuf,
         lse: &mut CpuBuf,
     ) -> Result {
         const OP: &str = "attention";
-        let (q_rows, _) = check_shapes(OP, qkv, heads, segments)?;
+        let k_rows = check_pieces(OP, pieces, heads)?;
+        let q_rows = check_shapes(OP, (q, k_rows), heads, segments)?;
         let (hq, d) = (heads.q_heads, heads.head_dim);
         need(OP, "out", out.0.len(), q_rows * hq * d)?;
         need(OP, "lse", lse.0.len(), q_rows * hq)?;
@@ -151,7 +200,13 @@ impl Cpu {
                 max.fill(f32::NEG_INFINITY);
                 sum.fill(0.0);
                 let mut state = Softmax { max, sum, out: acc };
-                forward_tile(qkv, heads, (segments, block, head), scores, &mut state);
+                forward_tile(
+                    (q, pieces),
+                    heads,
+                    (segments, block, head),
+                    scores,
+                    &mut state,
+                );
                 for (i, row) in block.rows.clone().enumerate() {
                     let at = row * hq + head;
                     // SAFETY: a tile owns one head of its query rows.
@@ -172,7 +227,7 @@ impl Cpu {
 }
 
 fn forward_tile(
-    qkv: Qkv<'_, CpuBuf>,
+    (q, pieces): (&CpuBuf, &[KvPiece<'_, CpuBuf>]),
     heads: Heads,
     (segments, block, head): (&[Segment], &Block, usize),
     scores: &mut [f32],
@@ -181,20 +236,19 @@ fn forward_tile(
     let (d, hq, hk) = (heads.head_dim, heads.q_heads, heads.kv_heads);
     let kv_head = head / (hq / hk);
     let rows = block.rows.len();
-    let q = Operand::rows(&qkv.q.0, hq * d).at(block.rows.start, head * d);
+    let q = Operand::rows(&q.0, hq * d).at(block.rows.start, head * d);
     for &s in &block.segments {
         let segment = &segments[s];
         let keys = keys_of_block(segment, &block.rows);
-        for start in keys.clone().step_by(K_BLOCK) {
-            let part = start..(start + K_BLOCK).min(keys.end);
-            let n = part.len();
-            let k = Operand::rows(&qkv.k.0, hk * d).at(part.start, kv_head * d);
-            let v = Operand::rows(&qkv.v.0, hk * d).at(part.start, kv_head * d);
+        for part in parts(pieces, keys, segment.k.start) {
+            let n = part.keys.len();
+            let k = Operand::rows(&part.piece.k.0, hk * d).at(part.row, kv_head * d);
+            let v = Operand::rows(&part.piece.v.0, hk * d).at(part.row, kv_head * d);
             let dst = scores.as_mut_ptr();
             // SAFETY: rows and heads were checked against the buffers; scores is this tile's own.
             unsafe { sgemm((rows, n, d), 1.0, q, k.transposed(), dst, n, Acc::Set) };
             for (i, row) in block.rows.clone().enumerate() {
-                let seen = visible(segment, row, &part);
+                let seen = visible(segment, row, &part.keys);
                 state.update(i, &mut scores[i * n..(i + 1) * n], seen, (heads.scale, d));
             }
             let p = Operand::rows(scores, n);

@@ -96,9 +96,12 @@ impl Cpu {
         grad: QkvGrad<'_, CpuBuf>,
     ) -> Result {
         const OP: &str = "attention_backward";
-        let (q_rows, k_rows) = check_shapes(OP, qkv, heads, segments)?;
+        let k_rows = segments.iter().map(|s| s.k.end).max().unwrap_or(0);
+        let q_rows = check_shapes(OP, (qkv.q, k_rows), heads, segments)?;
         let (hq, d) = (heads.q_heads, heads.head_dim);
         let (q_len, k_len) = (q_rows * hq * d, k_rows * heads.kv_heads * d);
+        need(OP, "k", qkv.k.0.len(), k_len)?;
+        need(OP, "v", qkv.v.0.len(), k_len)?;
         need(OP, "out", saved.out.0.len(), q_len)?;
         need(OP, "dout", saved.dout.0.len(), q_len)?;
         need(OP, "lse", saved.lse.0.len(), q_rows * hq)?;

@@ -3,6 +3,7 @@
 
 use core::ops::Range;
 
+use super::attention::check_pieces;
 use super::simd;
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, equal, need};
@@ -106,12 +107,7 @@ impl Cpu {
         need(OP, "out", out.0.len(), caches.len() * hq * d)?;
         let mut chunks = Vec::new();
         for (sequence, pieces) in caches.iter().enumerate() {
-            for piece in *pieces {
-                let needs = (piece.at + piece.len) * hk * d;
-                need(OP, "a cache's keys", piece.k.0.len(), needs)?;
-                need(OP, "a cache's values", piece.v.0.len(), needs)?;
-            }
-            let len: usize = pieces.iter().map(|p| p.len).sum();
+            let len = check_pieces(OP, pieces, heads)?;
             let from = window.map_or(0, |w| len.saturating_sub(w));
             for start in (from..len).step_by(CHUNK) {
                 chunks.push(Chunk {

@@ -333,15 +333,15 @@ impl Kernels for Cpu {
         self.rope_impl(x, table, rope, direction)
     }
 
-    fn attention(
+    fn attention_paged(
         &self,
-        qkv: Qkv<'_, CpuBuf>,
+        inputs: (&CpuBuf, &[KvPiece<'_, CpuBuf>]),
         heads: Heads,
         segments: &[Segment],
         out: &mut CpuBuf,
         lse: &mut CpuBuf,
     ) -> Result {
-        self.attention_impl(qkv, heads, segments, out, lse)
+        self.attention_impl(inputs, heads, segments, out, lse)
     }
 
     fn attention_backward(

@@ -251,6 +251,105 @@ fn decoding_over_caches_is_the_last_row_of_attention() {
     }
 }
 
+/// Keys and values scattered over pages of `page` rows, which lie anywhere in a pool of several buffers.
+struct Paged {
+    pool: Vec<(CpuBuf, CpuBuf)>,
+    /// Buffer and first row of each page, in the order of the text.
+    table: Vec<(usize, usize)>,
+}
+
+const BUFFERS: usize = 3;
+
+impl Paged {
+    fn new(random: &mut Random, case: &Case, (page, rows): (usize, usize)) -> Self {
+        let width = HEADS.kv_heads * HEADS.head_dim;
+        let pages = rows.div_ceil(page);
+        // Twice as many places as pages; what lies in the others, and behind the last row, must not count.
+        let mut places: Vec<(usize, usize)> = (0..BUFFERS)
+            .flat_map(|b| (0..(2 * pages).div_ceil(BUFFERS)).map(move |p| (b, p * page)))
+            .collect();
+        for i in (1..places.len()).rev() {
+            places.swap(i, (random.unit() * (i + 1) as f64) as usize);
+        }
+        let size = (2 * pages).div_ceil(BUFFERS) * page * width;
+        let empty = || CpuBuf(vec![f32::NAN; size]);
+        let mut pool: Vec<_> = (0..BUFFERS).map(|_| (empty(), empty())).collect();
+        for (i, (buffer, row)) in places[..pages].iter().enumerate() {
+            let n = page.min(rows - i * page) * width;
+            let (from, to) = (i * page * width, row * width);
+            pool[*buffer].0.0[to..to + n].copy_from_slice(&case.k.0[from..from + n]);
+            pool[*buffer].1.0[to..to + n].copy_from_slice(&case.v.0[from..from + n]);
+        }
+        places.truncate(pages);
+        let table = places;
+        Self { pool, table }
+    }
+
+    fn pieces(&self, (page, rows): (usize, usize)) -> Vec<KvPiece<'_, CpuBuf>> {
+        let pages = self.table.iter().enumerate();
+        pages
+            .map(|(i, (buffer, at))| KvPiece {
+                k: &self.pool[*buffer].0,
+                v: &self.pool[*buffer].1,
+                at: *at,
+                len: page.min(rows - i * page),
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn any_page_table_gives_what_one_buffer_gives() {
+    let mut random = Random(46);
+    let cpu = Cpu::new(2);
+    let (hq, d) = (HEADS.q_heads, HEADS.head_dim);
+    for round in 0..40 {
+        let queries = 1 + (random.unit() * 130.0) as usize;
+        let rows = queries + (random.unit() * 700.0) as usize;
+        let window = [None, Some(1 + (random.unit() * 300.0) as usize)][round % 2];
+        let case = inputs(&mut random, queries, rows);
+        let segment = Segment::chunk(0..queries, 0..rows)
+            .unwrap()
+            .with_window(window);
+        let run = |pieces: &[KvPiece<'_, CpuBuf>]| {
+            let mut out = cpu.zeros(queries * hq * d).unwrap();
+            let mut lse = cpu.zeros(queries * hq).unwrap();
+            let segments = [segment.clone()];
+            cpu.attention_paged((&case.q, pieces), HEADS, &segments, &mut out, &mut lse)
+                .unwrap();
+            // One new token of this text: the last query alone.
+            let last = CpuBuf(case.q.0[(queries - 1) * hq * d..].to_vec());
+            let mut one = cpu.zeros(hq * d).unwrap();
+            cpu.attention_decode(&last, &[pieces], HEADS, window, &mut one)
+                .unwrap();
+            (out.0, lse.0, one.0)
+        };
+        let whole = run(&[KvPiece {
+            k: &case.k,
+            v: &case.v,
+            at: 0,
+            len: rows,
+        }]);
+        let wide = [&case.q, &case.k, &case.v].map(|b| plain::wide(&b.0));
+        let expected = plain::attention(
+            (&wide[0], &wide[1], &wide[2]),
+            HEADS,
+            std::slice::from_ref(&segment),
+        );
+        close(&whole.0, &expected.0, 1e-5);
+        for page in [128, 256, 64, 1 + (random.unit() * 200.0) as usize] {
+            let paged = Paged::new(&mut random, &case, (page, rows));
+            let cut = run(&paged.pieces((page, rows)));
+            assert_eq!(cut.2, whole.2, "a decoded token, pages of {page}");
+            if page % 128 == 0 {
+                assert_eq!(cut, whole, "{queries} of {rows}, window {window:?}");
+            }
+            close(&cut.0, &expected.0, 1e-5);
+            close(&cut.1, &expected.1, 1e-5);
+        }
+    }
+}
+
 #[test]
 fn ranges_outside_the_buffers_are_refused() {
     let (cpu, mut random) = (Cpu::new(1), Random(44));

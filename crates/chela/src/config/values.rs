@@ -67,9 +67,10 @@ pub struct Model {
     pub threads: usize,
     /// Replies decoded together.
     pub max_concurrent: usize,
-    /// Memory for cached keys and values, in MiB; 0 = a quarter of the machine's.
+    /// Memory for cached keys and values, in MiB; 0 = a quarter of the machine's, or what is left of it.
     pub cache_mib: usize,
-    /// Memory for adapters of profiles, in MiB; those not used for longest leave it. 0 = a sixteenth of the machine's.
+    /// Memory for adapters of profiles, in MiB; those not used for longest leave it. 0 = a sixteenth of the machine's, or
+    /// what is left of it.
     pub adapter_mib: usize,
     /// Where downloaded models lie; empty = the platform's cache folder.
     pub cache_dir: String,
