@@ -1,4 +1,4 @@
-//! How fast this machine multiplies and reads, for `chela bench` and the examples.
+//! How fast this machine multiplies and reads, for `chela bench` and `cargo bench`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use crate::dequant::Q5_0_BYTES;
 use crate::error::{ModelError, Result};
+use crate::overlap::refuse_overlaps;
 use crate::tensor::DType;
 
 /// One metadata value. Integers of every width are `Int`, floats `Float`.
@@ -393,6 +394,11 @@ impl<R: Read> Header<'_, R> {
                 return Err(ModelError::tensor(self.path, name, reason));
             }
         }
+        let places = tensors.iter().map(|(name, tensor)| {
+            let bytes = tensor.offset..tensor.offset + tensor.bytes;
+            (name.as_str(), bytes)
+        });
+        refuse_overlaps(self.path, places)?;
         Ok(tensors)
     }
 
@@ -421,7 +427,11 @@ impl<R: Read> Header<'_, R> {
         let shape = rows.zip(Some(sizes[0])).and_then(|(rows, cols)| {
             Some([usize::try_from(rows).ok()?, usize::try_from(cols).ok()?])
         });
-        let Some(shape) = shape else {
+        // Not bounded by the rows when one of the sizes is 0.
+        let stack = sizes[2]
+            .checked_mul(sizes[3])
+            .and_then(|stack| usize::try_from(stack).ok());
+        let (Some(shape), Some(stack)) = (shape, stack) else {
             return Err(bad(format!("has the sizes {sizes:?}")));
         };
         let stored = stored(kind);
@@ -435,8 +445,7 @@ impl<R: Read> Header<'_, R> {
         match bytes {
             Some(bytes) => Ok(GgufTensor {
                 shape,
-                // At most the number of rows, which fits.
-                stack: (sizes[2] * sizes[3]) as usize,
+                stack,
                 stored,
                 offset,
                 bytes,

@@ -18,6 +18,7 @@ mod hub;
 mod json;
 mod model;
 mod names;
+mod overlap;
 mod pip;
 mod progress;
 mod rewrite;

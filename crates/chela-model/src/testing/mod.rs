@@ -3,6 +3,7 @@
 //! The same seed and specification always give the same weights, in a Hugging Face folder as in a
 //! GGUF file, up to what the storage format rounds.
 
+mod headers;
 mod quantise;
 mod tiny_gguf;
 mod tiny_text;
@@ -18,6 +19,7 @@ use crate::names::TensorName;
 use crate::source::{Layout, ModelFiles};
 use crate::tensor::DType;
 
+pub use headers::{Place, gguf_header, safetensors_header};
 pub use quantise::quantise;
 pub use tiny_gguf::write_tiny_gguf;
 pub use tiny_text::{TINY_END, TINY_TEMPLATE, TINY_VOCAB};

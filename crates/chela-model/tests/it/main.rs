@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod broken;
 #[cfg(test)]
+mod headers;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod real;
