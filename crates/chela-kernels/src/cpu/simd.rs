@@ -16,12 +16,21 @@ pub(crate) fn has_avx2() -> bool {
     }
 }
 
+/// Whether every processor of this kind multiplies and adds in one instruction: 64-bit ARM does, in NEON, which it always has.
+pub(crate) const ALWAYS_FMA: bool = cfg!(target_arch = "aarch64");
+
 /// Name of the instruction set in use.
 pub(crate) fn isa_name() -> &'static str {
-    if has_avx2() { "AVX2" } else { "portable" }
+    if has_avx2() {
+        "AVX2"
+    } else if ALWAYS_FMA {
+        "NEON"
+    } else {
+        "portable"
+    }
 }
 
-/// Defines a function whose body is compiled twice, plain and for AVX2 with FMA, and chosen at run
+/// Defines a function whose body is compiled twice, plain (on 64-bit ARM that is NEON) and for AVX2 with FMA, and chosen at run
 /// time. The body is written as loops over fixed lanes, which the compiler turns into vectors; in it,
 /// `fma::<FMA>` is one instruction where there is one and a product and a sum elsewhere.
 macro_rules! simd_fn {
@@ -41,7 +50,7 @@ macro_rules! simd_fn {
                     return unsafe { avx2($($arg),*) };
                 }
             }
-            plain::<false>($($arg),*)
+            plain::<{ $crate::cpu::simd::ALWAYS_FMA }>($($arg),*)
         }
     };
 }
