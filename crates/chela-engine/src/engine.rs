@@ -47,9 +47,11 @@ pub struct EngineOptions {
     pub train_share: f64,
     /// Rows a learner runs together.
     pub train_rows: usize,
-    /// Bytes of activations a learner keeps for the way back; a block that needs more runs its layers again instead. 0 = a quarter
-    /// of the machine's memory, at most 4 GiB, or what is left of it.
+    /// Bytes that a learner keeps for the way back: activations, and keys and values of a long path. What needs more is walked through
+    /// in steps, some of them read twice. 0 = a quarter of the machine's memory, at most 4 GiB, or what is left of it.
     pub activation_bytes: usize,
+    /// Keep only each layer's input for the way back, and run the layer again.
+    pub recompute: bool,
     /// Rank of the adapters that are trained, for the statement of what memory is needed; 0 = none.
     pub trained_rank: usize,
 }
@@ -65,6 +67,7 @@ impl Default for EngineOptions {
             adapter_bytes: 0,
             train_rows: 768,
             activation_bytes: 0,
+            recompute: false,
             trained_rank: AdapterSpec::default().rank,
         }
     }

@@ -125,6 +125,7 @@ impl LocalEngine {
             base_model: self.info().model,
             rows: self.options.train_rows,
             activation_bytes: self.options.activation_bytes,
+            recompute: self.options.recompute,
         };
         let mut learner = LocalLearner::new(
             &self.k,

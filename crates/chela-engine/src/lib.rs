@@ -27,6 +27,6 @@ mod training;
 mod weights;
 
 pub use engine::{EngineOptions, LocalEngine};
-pub use learner::{LearnerOptions, LocalLearner};
+pub use learner::{LearnerOptions, LocalLearner, RowsRead};
 pub use memory::MemoryPlan;
 pub use pages::PoolUse;

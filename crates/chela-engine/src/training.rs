@@ -53,6 +53,47 @@ impl<K: Kernels> Tape<K> {
     }
 }
 
+/// What the rows of a pass attend to above themselves: keys and values of one path of a trie, and what its rows' derivatives add up
+/// to until they are gone back through themselves. Buffers `[rows, Hkv * D]`.
+pub struct Path<K: Kernels> {
+    layers: Vec<PathLayer<K>>,
+    /// Rows of the path before those of the pass.
+    pub depth: usize,
+}
+
+struct PathLayer<K: Kernels> {
+    k: K::Buf,
+    v: K::Buf,
+    dk: K::Buf,
+    dv: K::Buf,
+}
+
+impl<K: Kernels> Path<K> {
+    /// A path of at most `rows` rows, those of the passes included.
+    pub fn new(k: &K, base: &BaseWeights<K>, rows: usize) -> Result<Self, EngineError> {
+        let width = base.config.kv_heads * base.config.head_dim;
+        let zeros = || k.zeros(rows * width).map_err(kernel);
+        let layer = |_| {
+            Ok(PathLayer {
+                k: zeros()?,
+                v: zeros()?,
+                dk: zeros()?,
+                dv: zeros()?,
+            })
+        };
+        let layers = base.layers.iter().map(layer);
+        Ok(Self {
+            layers: layers.collect::<Result<_, EngineError>>()?,
+            depth: 0,
+        })
+    }
+
+    /// Bytes of each of its rows.
+    pub fn row_bytes(base: &BaseWeights<K>) -> usize {
+        4 * 4 * base.config.kv_heads * base.config.head_dim * base.config.layers
+    }
+}
+
 /// What a pass works on.
 pub struct Pass<'a, K: Kernels> {
     /// At Train priority.
@@ -69,8 +110,20 @@ pub struct Pass<'a, K: Kernels> {
 }
 
 impl<K: Kernels> Pass<'_, K> {
-    /// What keeping every layer's activations takes, per row.
-    pub fn activation_bytes(base: &BaseWeights<K>) -> usize {
+    /// What is kept for the way back, per row: each layer's activations, or with `recompute` each layer's input and one layer's
+    /// activations.
+    pub fn row_bytes(base: &BaseWeights<K>, recompute: bool) -> usize {
+        let (hidden, layers) = (4 * base.config.hidden, base.config.layers);
+        let layer = Self::layer_bytes(base);
+        if recompute {
+            hidden * layers + layer
+        } else {
+            layer * layers
+        }
+    }
+
+    /// One layer's part of it.
+    fn layer_bytes(base: &BaseWeights<K>) -> usize {
         let c = &base.config;
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let plain = if c.qk_norm { q + kv } else { 0 };
@@ -78,7 +131,7 @@ impl<K: Kernels> Pass<'_, K> {
         let (copies, logits) = c.experts.map_or((1, 0), |e| (e.active, e.count));
         let inner = 2 * c.intermediate * copies + logits;
         let row = 2 * c.hidden + 2 * q + 2 * kv + c.heads + inner + plain + post;
-        4 * row * c.layers
+        4 * row
     }
 
     fn zeros(&self, width: usize) -> Result<K::Buf, EngineError> {
@@ -97,7 +150,11 @@ impl<K: Kernels> Pass<'_, K> {
     }
 
     /// Forward through all layers. With `keep` off nothing but the output stands.
-    pub fn forward(&self, keep: bool) -> Result<Tape<K>, EngineError> {
+    pub fn forward(
+        &self,
+        keep: bool,
+        mut path: Option<&mut Path<K>>,
+    ) -> Result<Tape<K>, EngineError> {
         let (k, c) = (self.k, &self.base.config);
         let mut x = self.zeros(c.hidden)?;
         embed(k, self.base, &self.block.ids, &mut x)?;
@@ -112,7 +169,7 @@ impl<K: Kernels> Pass<'_, K> {
         for index in 0..self.base.layers.len() {
             let (out, saved) = {
                 let Some(x) = tape.inputs.last() else { break };
-                self.layer(index, x, &tape.tables)?
+                self.layer(index, x, &tape.tables, path.as_deref_mut())?
             };
             if !keep {
                 tape.inputs.clear();
@@ -128,6 +185,7 @@ impl<K: Kernels> Pass<'_, K> {
         index: usize,
         x: &K::Buf,
         tables: &[K::Buf],
+        path: Option<&mut Path<K>>,
     ) -> Result<(K::Buf, Saved<K>), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let layer = &self.base.layers[index];
@@ -135,21 +193,7 @@ impl<K: Kernels> Pass<'_, K> {
         k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
         let (q, key, v, plain_qk) = self.qkv(index, layer, &h, &tables[layer.rope])?;
-        let mut o = self.zeros(c.heads * c.head_dim)?;
-        let mut lse = self.zeros(c.heads)?;
-        let qkv = Qkv {
-            q: &q,
-            k: &key,
-            v: &v,
-        };
-        k.attention(
-            qkv,
-            heads(self.base),
-            &self.block.segments(layer.window),
-            &mut o,
-            &mut lse,
-        )
-        .map_err(kernel)?;
+        let (o, lse) = self.attend(index, (&q, &key, &v), path)?;
         let mut mid = self.zeros(c.hidden)?;
         self.linear(index, Target::O, &o, &mut mid)?;
         let post = layer.post_norms.as_ref();
@@ -174,6 +218,30 @@ impl<K: Kernels> Pass<'_, K> {
                 before_post: attn_out.zip(mlp_out),
             },
         ))
+    }
+
+    /// Attention of the rows over themselves, and over a path that they then belong to: `[T, Hq * D]` and the log-sum-exps.
+    fn attend(
+        &self,
+        index: usize,
+        (q, key, v): (&K::Buf, &K::Buf, &K::Buf),
+        path: Option<&mut Path<K>>,
+    ) -> Result<(K::Buf, K::Buf), EngineError> {
+        let (k, c) = (self.k, &self.base.config);
+        let mut o = self.zeros(c.heads * c.head_dim)?;
+        let mut lse = self.zeros(c.heads)?;
+        let mut qkv = Qkv { q, k: key, v };
+        if let Some(path) = path {
+            let (width, layer) = (c.kv_heads * c.head_dim, &mut path.layers[index]);
+            let (at, n) = (path.depth * width, self.block.rows() * width);
+            k.copy(key, 0, &mut layer.k, at, n).map_err(kernel)?;
+            k.copy(v, 0, &mut layer.v, at, n).map_err(kernel)?;
+            (qkv.k, qkv.v) = (&layer.k, &layer.v);
+        }
+        let segments = self.block.segments(self.base.layers[index].window);
+        k.attention(qkv, heads(self.base), &segments, &mut o, &mut lse)
+            .map_err(kernel)?;
+        Ok((o, lse))
     }
 
     /// What follows attention, from the normed rows.
@@ -318,6 +386,7 @@ impl<K: Kernels> Pass<'_, K> {
         mut tape: Tape<K>,
         mut dx: K::Buf,
         grads: &mut Adapter<K::Buf>,
+        mut path: Option<&mut Path<K>>,
     ) -> Result<(), EngineError> {
         tape.inputs.pop();
         for index in (0..self.base.layers.len()).rev() {
@@ -326,10 +395,14 @@ impl<K: Kernels> Pass<'_, K> {
             };
             let saved = match saved {
                 Some(saved) => saved,
-                None => self.layer(index, &x, &tape.tables)?.1,
+                None => {
+                    let (_, saved) = self.layer(index, &x, &tape.tables, path.as_deref_mut())?;
+                    saved
+                }
             };
             let table = &tape.tables[self.base.layers[index].rope];
-            self.layer_backward(index, &x, (saved, table), &mut dx, grads)?;
+            let saved = (saved, table, path.as_deref_mut());
+            self.layer_backward(index, &x, saved, &mut dx, grads)?;
         }
         Ok(())
     }
@@ -339,7 +412,7 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         index: usize,
         x: &K::Buf,
-        (saved, table): (Saved<K>, &K::Buf),
+        (saved, table, path): (Saved<K>, &K::Buf, Option<&mut Path<K>>),
         dx: &mut K::Buf,
         grads: &mut Adapter<K::Buf>,
     ) -> Result<(), EngineError> {
@@ -359,7 +432,7 @@ impl<K: Kernels> Pass<'_, K> {
             (&mut d_o, Acc::Set),
             grads,
         )?;
-        let (dq, dk, dv) = self.attention_backward(index, &saved, table, &d_o)?;
+        let (dq, dk, dv) = self.attention_backward(index, &saved, (table, &d_o), path)?;
         let mut h = self.zeros(c.hidden)?;
         k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
@@ -385,8 +458,8 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         index: usize,
         saved: &Saved<K>,
-        table: &K::Buf,
-        d_o: &K::Buf,
+        (table, d_o): (&K::Buf, &K::Buf),
+        path: Option<&mut Path<K>>,
     ) -> Result<(K::Buf, K::Buf, K::Buf), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let (mut dq, mut dk, mut dv) = (
@@ -394,26 +467,39 @@ impl<K: Kernels> Pass<'_, K> {
             self.zeros(c.kv_heads * c.head_dim)?,
             self.zeros(c.kv_heads * c.head_dim)?,
         );
-        k.attention_backward(
-            Qkv {
-                q: &saved.q,
-                k: &saved.k,
-                v: &saved.v,
-            },
-            heads(self.base),
-            &self.block.segments(self.base.layers[index].window),
-            AttentionSaved {
-                out: &saved.o,
-                lse: &saved.lse,
-                dout: d_o,
-            },
-            QkvGrad {
-                dq: &mut dq,
-                dk: &mut dk,
-                dv: &mut dv,
-            },
-        )
-        .map_err(kernel)?;
+        let mut qkv = Qkv {
+            q: &saved.q,
+            k: &saved.k,
+            v: &saved.v,
+        };
+        let mut grad = QkvGrad {
+            dq: &mut dq,
+            dk: &mut dk,
+            dv: &mut dv,
+        };
+        let segments = self.block.segments(self.base.layers[index].window);
+        let saved_rows = AttentionSaved {
+            out: &saved.o,
+            lse: &saved.lse,
+            dout: d_o,
+        };
+        if let Some(path) = path {
+            let layer = &mut path.layers[index];
+            (qkv.k, qkv.v) = (&layer.k, &layer.v);
+            (grad.dk, grad.dv) = (&mut layer.dk, &mut layer.dv);
+            k.attention_backward(qkv, heads(self.base), &segments, saved_rows, grad)
+                .map_err(kernel)?;
+            // Everything below these rows has added its part; the next rows at this depth begin at zero.
+            let (width, zeros) = (c.kv_heads * c.head_dim, self.zeros(c.kv_heads * c.head_dim)?);
+            let (at, n) = (path.depth * width, t * width);
+            for (all, own) in [(&mut layer.dk, &mut dk), (&mut layer.dv, &mut dv)] {
+                k.copy(all, at, own, 0, n).map_err(kernel)?;
+                k.copy(&zeros, 0, all, at, n).map_err(kernel)?;
+            }
+        } else {
+            k.attention_backward(qkv, heads(self.base), &segments, saved_rows, grad)
+                .map_err(kernel)?;
+        }
         let back = RopeDirection::Backward;
         k.rope(&mut dq, table, rope(self.base, t, c.heads), back)
             .map_err(kernel)?;

@@ -2,24 +2,26 @@
 
 use super::LocalLearner;
 use crate::{error::kernel, forward::hidden_norm, packing::Block, training::Tape};
-use chela_core::{EngineError, Sample, Scored};
+use chela_core::{EngineError, Sample};
 use chela_kernels::{Acc, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
-use std::collections::HashMap;
+use std::ops::Range;
 
-/// What the head said about a block, and what its backward needs.
-pub struct HeadRows<K: Kernels> {
-    pub(super) hidden: K::Buf,
-    pub(super) rows: Vec<u32>,
-    pub(super) pair_rows: Vec<u32>,
-    pub(super) inv_temperature: Vec<f32>,
-    pub(super) candidates: Vec<u32>,
+/// What the head is asked about a block: a pair for each scored token of each sample, in the samples' order.
+pub struct Asked {
+    /// Row of each pair. A token is predicted by the row before it.
+    rows: Vec<usize>,
+    inv_temperature: Vec<f32>,
+    candidates: Vec<u32>,
+    /// Candidates of a pair.
     pub(super) k: usize,
-    pub(super) scores: PairScores,
+    /// The pairs in the order of their rows.
+    by_row: Vec<usize>,
 }
 
-/// Which rows of a block are asked about, and what. A row that several samples share goes through the head once.
-#[derive(Default)]
-struct Asked {
+/// The pairs of some rows of a block, as the head takes them: a row that several samples share goes through it once.
+pub struct Part {
+    /// Which they are.
+    pub(super) pairs: Vec<usize>,
     rows: Vec<u32>,
     pair_rows: Vec<u32>,
     inv_temperature: Vec<f32>,
@@ -28,22 +30,21 @@ struct Asked {
 }
 
 impl Asked {
-    fn new(samples: &[&Sample], block: &Block) -> Self {
+    /// Everything that these samples score.
+    pub(super) fn new(samples: &[&Sample], block: &Block) -> Self {
         let mut asked = Self {
+            rows: Vec::new(),
+            inv_temperature: Vec::new(),
+            candidates: Vec::new(),
             k: 1,
-            ..Self::default()
+            by_row: Vec::new(),
         };
-        let mut places: HashMap<usize, u32> = HashMap::new();
         for (i, sample) in samples.iter().enumerate() {
-            // A token is predicted by the row before it.
-            for row in block.path(i).skip(sample.start() - 1) {
-                let place = *places.entry(row).or_insert_with(|| {
-                    asked.rows.push(row as u32);
-                    asked.rows.len() as u32 - 1
-                });
-                asked.pair_rows.push(place);
-                asked.inv_temperature.push(1.0 / sample.temperature());
-            }
+            let before = asked.rows.len();
+            asked.rows.extend(block.path(i).skip(sample.start() - 1));
+            let n = asked.rows.len() - before;
+            let inv_temperature = 1.0 / sample.temperature();
+            asked.inv_temperature.extend(vec![inv_temperature; n]);
             match sample.candidates() {
                 Some(named) => {
                     asked.k = named.k();
@@ -55,33 +56,59 @@ impl Asked {
                 }
             }
         }
+        asked.by_row = (0..asked.rows.len()).collect();
+        asked.by_row.sort_by_key(|pair| asked.rows[*pair]);
         asked
+    }
+
+    /// How many pairs there are.
+    pub(super) fn pairs(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Those of these rows; rows of the part count from its first.
+    pub(super) fn part(&self, rows: &Range<usize>) -> Part {
+        let from = self.by_row.partition_point(|p| self.rows[*p] < rows.start);
+        let to = self.by_row.partition_point(|p| self.rows[*p] < rows.end);
+        let mut part = Part {
+            pairs: self.by_row[from..to].to_vec(),
+            rows: Vec::new(),
+            pair_rows: Vec::with_capacity(to - from),
+            inv_temperature: Vec::with_capacity(to - from),
+            candidates: Vec::with_capacity((to - from) * self.k),
+            k: self.k,
+        };
+        for pair in &part.pairs {
+            let row = (self.rows[*pair] - rows.start) as u32;
+            if part.rows.last() != Some(&row) {
+                part.rows.push(row);
+            }
+            part.pair_rows.push(part.rows.len() as u32 - 1);
+            part.inv_temperature.push(self.inv_temperature[*pair]);
+            let named = pair * self.k..(pair + 1) * self.k;
+            part.candidates.extend_from_slice(&self.candidates[named]);
+        }
+        part
+    }
+}
+
+impl Part {
+    fn as_pairs(&self) -> Pairs<'_> {
+        Pairs {
+            rows: &self.pair_rows,
+            inv_temperature: &self.inv_temperature,
+            candidates: &self.candidates,
+            k: self.k,
+        }
     }
 }
 
 impl<K: Kernels> LocalLearner<K> {
-    /// Asks the head about the scored rows of a block.
-    pub(super) fn head(
-        &self,
-        tape: &Tape<K>,
-        samples: &[&Sample],
-        block: &Block,
-        want: (bool, usize),
-    ) -> Result<HeadRows<K>, EngineError> {
-        let (k, c) = (&self.k, &self.base.config);
-        let output = tape
-            .output()
-            .ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
-        let Asked {
-            rows,
-            pair_rows,
-            inv_temperature,
-            candidates,
-            k: width,
-        } = Asked::new(samples, block);
-        let n = rows.len();
+    /// The rows of a part as the head reads them: picked and normed `[R, H]`.
+    pub(super) fn head_rows(&self, tape: &Tape<K>, part: &Part) -> Result<K::Buf, EngineError> {
+        let (k, c, n) = (&self.k, &self.base.config, part.rows.len());
         let mut picked = k.zeros(n * c.hidden).map_err(kernel)?;
-        k.gather_rows(output, c.hidden, &rows, &mut picked)
+        k.gather_rows(output(tape)?, c.hidden, &part.rows, &mut picked)
             .map_err(kernel)?;
         let mut hidden = k.zeros(n * c.hidden).map_err(kernel)?;
         k.rms_norm(
@@ -91,78 +118,50 @@ impl<K: Kernels> LocalLearner<K> {
             &mut hidden,
         )
         .map_err(kernel)?;
-        let pairs = Pairs {
-            rows: &pair_rows,
-            inv_temperature: &inv_temperature,
-            candidates: &candidates,
-            k: width,
-        };
-        let want = chela_kernels::Want {
-            entropy: want.0,
-            top_k: want.1,
-        };
-        let scores = k
-            .head_scores(&self.base.head, Mat::new(&hidden, n, c.hidden), pairs, want)
-            .map_err(kernel)?;
-        Ok(HeadRows {
-            hidden,
-            rows,
-            pair_rows,
-            inv_temperature,
-            candidates,
-            k: width,
-            scores,
-        })
+        Ok(hidden)
     }
 
-    /// Derivative by the last layer's output from the derivatives by log-prob and entropy.
+    /// What the head says about a part.
+    pub(super) fn head(
+        &self,
+        hidden: &K::Buf,
+        part: &Part,
+        want: chela_kernels::Want,
+    ) -> Result<PairScores, EngineError> {
+        let hidden = Mat::new(hidden, part.rows.len(), self.base.config.hidden);
+        self.k
+            .head_scores(&self.base.head, hidden, part.as_pairs(), want)
+            .map_err(kernel)
+    }
+
+    /// Derivative by the last layer's output `[T, H]` from the derivatives by the part's log-probs and entropies.
     pub(super) fn head_backward(
         &self,
         tape: &Tape<K>,
-        head: &HeadRows<K>,
-        d_logprobs: &[f32],
-        d_entropy: Option<&[f32]>,
-        block: &Block,
+        (hidden, part): (&K::Buf, &Part),
+        grads: PairGrads<'_>,
+        rows: usize,
     ) -> Result<K::Buf, EngineError> {
-        let (k, c, n) = (&self.k, &self.base.config, head.rows.len());
+        let (k, c, n) = (&self.k, &self.base.config, part.rows.len());
         let mut d_hidden = k.zeros(n * c.hidden).map_err(kernel)?;
-        let pairs = Pairs {
-            rows: &head.pair_rows,
-            inv_temperature: &head.inv_temperature,
-            candidates: &head.candidates,
-            k: head.k,
-        };
-        let entropy = match (d_entropy, &head.scores.entropy) {
-            (Some(d), Some(e)) => Some((e.as_slice(), d)),
-            _ => None,
-        };
-        let grads = PairGrads {
-            logsumexp: &head.scores.logsumexp,
-            d_logprobs,
-            entropy,
-        };
-        let hidden = Mat::new(&head.hidden, n, c.hidden);
+        let hidden = Mat::new(hidden, n, c.hidden);
         let to = MatMut::new(&mut d_hidden, n, c.hidden);
-        k.head_backward(&self.base.head, hidden, pairs, grads, to)
+        k.head_backward(&self.base.head, hidden, part.as_pairs(), grads, to)
             .map_err(kernel)?;
-        let t = block.rows();
-        let mut spread = k.zeros(t * c.hidden).map_err(kernel)?;
-        k.scatter_add_rows(&d_hidden, c.hidden, &head.rows, &mut spread)
+        let mut spread = k.zeros(rows * c.hidden).map_err(kernel)?;
+        k.scatter_add_rows(&d_hidden, c.hidden, &part.rows, &mut spread)
             .map_err(kernel)?;
-        let output = tape
-            .output()
-            .ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
-        let mut dx = k.zeros(t * c.hidden).map_err(kernel)?;
+        let mut dx = k.zeros(rows * c.hidden).map_err(kernel)?;
         let grad = NormGrad {
             dx: &mut dx,
             acc: Acc::Set,
             dw: None,
         };
         k.rms_norm_backward(
-            output,
+            output(tape)?,
             &self.base.final_norm,
             &spread,
-            hidden_norm(&self.base, t),
+            hidden_norm(&self.base, rows),
             grad,
         )
         .map_err(kernel)?;
@@ -170,23 +169,7 @@ impl<K: Kernels> LocalLearner<K> {
     }
 }
 
-/// Cuts a block's scores into the samples'.
-pub fn split(scores: &PairScores, samples: &[&Sample], k: usize) -> Vec<Scored> {
-    let mut at = 0;
-    samples
-        .iter()
-        .map(|sample| {
-            let rows = at..at + sample.len();
-            at = rows.end;
-            Scored {
-                logprobs: scores.logprobs[rows.start * k..rows.end * k].to_vec(),
-                entropy: scores.entropy.as_ref().map(|e| e[rows.clone()].to_vec()),
-                top: scores.top.as_ref().map(|t| {
-                    let cut = rows.start * t.k..rows.end * t.k;
-                    (t.ids[cut.clone()].to_vec(), t.logprobs[cut].to_vec())
-                }),
-                values: None,
-            }
-        })
-        .collect()
+fn output<K: Kernels>(tape: &Tape<K>) -> Result<&K::Buf, EngineError> {
+    tape.output()
+        .ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))
 }

@@ -1,13 +1,14 @@
 //! The learner: gradients of named log-probs into one profile's adapter, AdamW, checkpoints. Knows no algorithm.
 
 mod head;
+mod walk;
 
-use self::head::split;
+use self::walk::{Back, Room};
 use crate::{
     adapter::{Adapter, Lora, bytes_of, floats, write_synced, write_tensors},
     error::{io, kernel, weights},
-    packing::{self, Block},
-    training::Pass,
+    packing,
+    training::{Pass, Path as TriePath},
     weights::BaseWeights,
 };
 use chela_core::{
@@ -17,6 +18,7 @@ use chela_kernels::{AdamW, Kernels, Priority};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 use std::{
+    cell::Cell,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -31,9 +33,11 @@ pub struct LearnerOptions {
     pub base_model: String,
     /// Rows run together.
     pub rows: usize,
-    /// Bytes of activations kept for the way back; a block that needs more runs its layers again instead. Samples that share much are
-    /// run together within them, however many rows they have.
+    /// Bytes of activations kept for the way back, of keys and values of a long path among them. Samples that share much are run
+    /// together whatever that takes; what does not fit is walked through in steps, and read again on the way back.
     pub activation_bytes: usize,
+    /// Keep only each layer's input, and run the layer again on the way back: about a third more work for a small part of the memory.
+    pub recompute: bool,
 }
 
 /// One profile's adapter in training.
@@ -47,6 +51,16 @@ pub struct LocalLearner<K: Kernels> {
     second: Adapter<K::Buf>,
     step: u64,
     running: Arc<AtomicUsize>,
+    read: Cell<RowsRead>,
+}
+
+/// Rows that a learner read so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowsRead {
+    /// Of tries: what samples share counts once.
+    pub unique: usize,
+    /// Read a second time on the way back, for want of memory.
+    pub again: usize,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -142,6 +156,7 @@ impl<K: Kernels> LocalLearner<K> {
             second,
             step: 0,
             running,
+            read: Cell::default(),
         })
     }
 
@@ -173,6 +188,11 @@ impl<K: Kernels> LocalLearner<K> {
         Ok(())
     }
 
+    /// What it read so far.
+    pub fn rows_read(&self) -> RowsRead {
+        self.read.get()
+    }
+
     /// Present gradients, for tests: `(layer, module, dA [r, in], dB [out, r])`.
     #[allow(clippy::type_complexity)] // one row of a test's table
     pub fn gradients(&self) -> Result<Vec<(usize, &'static str, Vec<f32>, Vec<f32>)>, EngineError> {
@@ -186,24 +206,19 @@ impl<K: Kernels> LocalLearner<K> {
             .collect()
     }
 
-    fn pass<'a>(&'a self, adapter: &'a Adapter<K::Buf>, block: &'a Block) -> Pass<'a, K> {
-        Pass {
-            k: &self.k,
-            base: &self.base,
-            adapter,
-            block,
-            recompute: block.rows() > self.kept_rows(),
-        }
-    }
-
-    /// Rows whose activations may be kept.
-    fn kept_rows(&self) -> usize {
-        self.options.activation_bytes / Pass::activation_bytes(&self.base)
-    }
-
-    /// The batch in blocks, each as indices of it.
-    fn blocks(&self, batch: &[Sample]) -> Vec<Vec<usize>> {
-        packing::blocks(batch, self.options.rows, self.kept_rows())
+    /// How a trie of `rows` rows and its longest path are held.
+    fn room(&self, rows: usize, depth: usize) -> Result<Room, EngineError> {
+        let row = Pass::row_bytes(&self.base, self.options.recompute);
+        let path = TriePath::row_bytes(&self.base);
+        let bytes = self.options.activation_bytes;
+        Room::new(bytes, (rows, depth), (row, path), self.options.rows).map_err(|needs| {
+            EngineError::Memory(format!(
+                "training on a sample of {} tokens needs {} MiB for activations and there are {} MiB",
+                depth + 1,
+                needs.div_ceil(1 << 20),
+                bytes >> 20
+            ))
+        })
     }
 
     fn check(&self, batch: &[Sample]) -> Result<(), EngineError> {
@@ -216,6 +231,7 @@ impl<K: Kernels> LocalLearner<K> {
                     context: c.context_length,
                 });
             }
+            self.room(n - 1, n - 1)?;
             let named = sample.candidates().map_or(&[][..], |c| c.ids());
             if let Some(id) = sample
                 .tokens()
@@ -257,13 +273,15 @@ impl<K: Kernels> LocalLearner<K> {
     ) -> Result<Vec<Scored>, EngineError> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
+        let want = chela_kernels::Want {
+            entropy: want.entropy,
+            top_k: want.top_k,
+        };
         let mut all = Vec::with_capacity(batch.len());
-        for of in self.blocks(batch) {
+        for of in packing::blocks(batch, self.options.rows) {
             let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-            let block = Block::new(&samples);
-            let tape = self.pass(adapter, &block).forward(false)?;
-            let head = self.head(&tape, &samples, &block, (want.entropy, want.top_k))?;
-            all.extend(of.into_iter().zip(split(&head.scores, &samples, head.k)));
+            let scored = self.walk(adapter, &samples, want, None)?;
+            all.extend(of.into_iter().zip(scored));
         }
         all.sort_by_key(|(index, _)| *index);
         Ok(all.into_iter().map(|(_, scored)| scored).collect())
@@ -276,38 +294,20 @@ impl<K: Kernels> LocalLearner<K> {
         loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
     ) -> Result<(), EngineError> {
         let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-        let block = Block::new(&samples);
-        let tape = self.pass(&self.adapter, &block).forward(true)?;
-        let head = self.head(&tape, &samples, &block, (true, 0))?;
-        let mut d_logprobs = Vec::new();
-        let mut d_entropy = Vec::new();
-        let mut any_entropy = false;
-        let scores = split(&head.scores, &samples, head.k);
-        for ((index, sample), scored) in of.iter().zip(&samples).zip(scores) {
-            let one = loss(*index, sample, &scored);
-            if one.d_values.is_some() {
-                return Err(EngineError::Unsupported("value heads"));
-            }
-            let n = sample.len();
-            if one.d_logprobs.len() != n * head.k
-                || one.d_entropy.as_ref().is_some_and(|d| d.len() != n)
-            {
-                return Err(EngineError::Shape("a loss of another length".to_owned()));
-            }
-            d_logprobs.extend_from_slice(&one.d_logprobs);
-            any_entropy |= one.d_entropy.is_some();
-            d_entropy.extend(one.d_entropy.unwrap_or_else(|| vec![0.0; n]));
-        }
-        let d_entropy = any_entropy.then_some(&d_entropy[..]);
-        let dx = self.head_backward(&tape, &head, &d_logprobs, d_entropy, &block)?;
-        drop(head);
+        let want = chela_kernels::Want {
+            entropy: true,
+            top_k: 0,
+        };
         let empty = self.grads.without_maps();
         let mut grads = std::mem::replace(&mut self.grads, empty);
-        let result = self
-            .pass(&self.adapter, &block)
-            .backward(tape, dx, &mut grads);
+        let back = Back {
+            of,
+            loss,
+            grads: &mut grads,
+        };
+        let result = self.walk(&self.adapter, &samples, want, Some(back));
         self.grads = grads;
-        result
+        result.map(|_| ())
     }
 }
 
@@ -327,7 +327,7 @@ impl<K: Kernels> Learner for LocalLearner<K> {
     ) -> Result<(), EngineError> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
-        for of in self.blocks(batch) {
+        for of in packing::blocks(batch, self.options.rows) {
             if let Err(error) = self.block_backward(batch, &of, loss) {
                 self.clear()?; // half a batch must not reach a later step
                 return Err(error);

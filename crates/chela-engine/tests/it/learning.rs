@@ -2,10 +2,10 @@
 
 use crate::common::{options, prompt, rewarded, score, tiny, version};
 use chela_core::{
-    AdapterSpec, Candidates, Checkpoint, Learner, OptimParams, PolicyEngine, PolicyRef, Sample,
+    AdapterSpec, Candidates, Checkpoint, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, Sample,
     Scored, TokenLoss, Want, Weights,
 };
-use chela_engine::{LocalEngine, LocalLearner};
+use chela_engine::{EngineOptions, LocalEngine, LocalLearner};
 use chela_kernels::Cpu;
 use chela_model::{
     Family, Model,
@@ -307,6 +307,80 @@ fn what_samples_share_is_read_once_and_changes_nothing() {
             odd, 0,
             "{family:?} {window:?}: the order of a batch does not matter, not in the last bit"
         );
+    }
+}
+
+/// A trie that does not fit is walked through; a text alone too. Neither changes what is learnt, whatever there is room for.
+#[test]
+fn a_walk_through_what_does_not_fit_changes_nothing() {
+    let long = |from: u32| rewarded(&prompt(from, 150), &[0.5, -1.0, 0.25, 1.0, 2.0]);
+    for (family, window) in [
+        (Family::Qwen3, None),
+        (Family::Qwen3, Some(11)),
+        (Family::Gemma3, Some(11)),
+        (Family::Qwen3Moe, None),
+    ] {
+        let spec_of = TinySpec {
+            family,
+            sliding_window: window,
+            ..TinySpec::default()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let files = write_tiny_llama(dir.path(), 7, &spec_of).unwrap();
+        let model = Model::open(&files).unwrap();
+        let mut batch = alike();
+        batch.extend([long(3), long(77)]);
+        let learnt = |train_rows, activation_bytes, recompute| {
+            let options = EngineOptions {
+                train_rows,
+                activation_bytes,
+                recompute,
+                ..options()
+            };
+            let engine = LocalEngine::open(&model, options).unwrap();
+            let mut learner = learner(&engine);
+            learner.forward(&batch, Want::default())?;
+            steps(&mut learner, &batch[..1], 1, 1e-2);
+            let before = learner.rows_read();
+            let scored = learner.forward(&batch, Want::default())?;
+            let mut asked = Vec::new();
+            let mut loss = |i: usize, sample: &Sample, scored: &Scored| {
+                asked.push(i);
+                policy_gradient(i, sample, scored)
+            };
+            learner.forward_backward(&batch, &mut loss)?;
+            asked.sort_unstable();
+            assert_eq!(asked, (0..batch.len()).collect::<Vec<_>>());
+            let all = learner.gradients()?;
+            let all = all.into_iter().flat_map(|(_, _, a, b)| [a, b]);
+            let again = learner.rows_read().again - before.again;
+            Ok((scored, all.flatten().collect::<Vec<f32>>(), again))
+        };
+        let (scored, wanted, again) = learnt(768, 0, false).unwrap();
+        assert_eq!(again, 0, "it fits");
+        let norm = |v: &[f32]| v.iter().map(|g| g * g).sum::<f32>().sqrt();
+        for (rows, recompute) in [(24, false), (64, false), (7, false), (24, true)] {
+            // From just enough for the longest path to enough for some steps on it to stay.
+            let (mut bytes, mut most) = (1 << 12, 0);
+            for _ in 0..3 {
+                let (walked, got, again) = loop {
+                    bytes = bytes * 5 / 4;
+                    match learnt(rows, bytes, recompute) {
+                        Err(EngineError::Memory(_)) => {}
+                        other => break other.unwrap(),
+                    }
+                };
+                most = most.max(again);
+                for (a, b) in scored.iter().zip(&walked) {
+                    let gap = a.logprobs.iter().zip(&b.logprobs).map(|(a, b)| a - b);
+                    assert!(gap.into_iter().all(|g| g.abs() < 1e-4), "{a:?} {b:?}");
+                }
+                let gap: Vec<f32> = wanted.iter().zip(&got).map(|(a, b)| a - b).collect();
+                let gap = norm(&gap) / norm(&wanted);
+                assert!(gap < 2e-5, "{family:?} {window:?} {rows} {bytes}: {gap}");
+            }
+            assert!(most > 60, "no room, and yet little was read again: {most}");
+        }
     }
 }
 

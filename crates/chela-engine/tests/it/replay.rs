@@ -116,7 +116,7 @@ fn steps_are_the_same_to_the_bit_with_any_threads_fresh_and_resumed_alone_and_be
         assert_eq!(engine.kernel_path(), reference.kernel_path());
     }
     let frugal = EngineOptions {
-        activation_bytes: 1,
+        recompute: true,
         ..with(2)
     };
     let again = two_steps(&tiny_with(1, frugal), None, (dir.path(), "frugal"), &batch).1;
