@@ -96,10 +96,12 @@ pub fn load_local(
         train_share: config.learning.train_share,
         adapter_bytes: config.model.adapter_mib.saturating_mul(1 << 20),
         trained_rank: config.learning.lora_rank,
+        activation_bytes: config.learning.activation_mib.saturating_mul(1 << 20),
+        recompute: config.learning.recompute,
         ..EngineOptions::default()
     };
     let engine = LocalEngine::open(&model, options)
-        .context("the local engine (model.cache_mib, model.adapter_mib)")?;
+        .context("the local engine (model.cache_mib, model.adapter_mib, learning.activation_mib)")?;
     if engine.info().tokenizer_hash != chat.tokenizer_hash() {
         bail!(
             "engine and chat template read different tokenizers; the model's files do not belong together"

@@ -139,6 +139,11 @@ pub struct Learning {
     pub session_idle: u64,
     /// Part of the machine that training takes while requests wait.
     pub train_share: f64,
+    /// MiB that a step may keep for the way back; what needs more is walked through in pieces. 0 = a quarter of the machine's memory, at
+    /// most 4 GiB, or what is left of it.
+    pub activation_mib: usize,
+    /// Keep only each layer's input for the way back, and run the layer again.
+    pub recompute: bool,
     /// Seed of fresh adapters.
     pub seed: u64,
     /// A candidate must pass the gate before it may serve.
@@ -179,6 +184,8 @@ impl Default for Learning {
             unknown_clients: "main".to_owned(),
             session_idle: 30,
             train_share: 0.1,
+            activation_mib: 0,
+            recompute: false,
             seed: 0,
             gate: true,
             held_out: 0.1,
