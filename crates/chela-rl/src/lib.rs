@@ -4,6 +4,7 @@
 //! differences in microseconds and a learner only has to back-propagate what it is given.
 
 pub mod advantage;
+pub mod algorithm;
 pub mod baseline;
 pub mod kl;
 pub mod objective;

@@ -7,7 +7,7 @@ use chela_core::{
 use chela_rl::{
     RlError,
     kl::{Estimator, estimate},
-    objective::{BatchSize, LossStats, TokenInputs, token_loss},
+    objective::{BatchSize, LossStats, Surrogate, TokenInputs, token_loss},
 };
 use futures_executor::block_on;
 
@@ -45,7 +45,7 @@ pub fn run(
             advantages: sample.advantages(),
             mask: sample.mask(),
         };
-        match token_loss(config.clip, config.correction, weight, &inputs) {
+        match token_loss(Surrogate::Clip(config.clip), config.correction, weight, &inputs) {
             Ok((d_logprobs, one)) => {
                 stats.add(&one);
                 logprobs[index].clone_from(&scored.logprobs);

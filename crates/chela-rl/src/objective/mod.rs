@@ -1,34 +1,24 @@
-//! The clipped surrogate with the decoupled correction for stale or mismatching samplers.
+//! Losses by token, with the decoupled correction for stale or mismatching samplers.
 //!
-//! ρ = exp(logprob − proximal), w = exp(proximal − behavior) (decoupled objective: Fu et al., AReaL, arXiv 2505.24298):
-//! L_t = w_t · max(−ρ_t A_t, −clip(ρ_t, 1 − ε_lo, 1 + ε_hi) A_t) (Schulman et al., arXiv 1707.06347; asymmetric ε: DAPO,
-//! arXiv 2503.14476), bounded by c·|A_t| for A_t < 0 when dual clip is set (Ye et al., arXiv 1912.09729).
+//! ρ = exp(logprob − proximal), w = exp(proximal − behavior) (decoupled objective: Fu et al., AReaL, arXiv 2505.24298); L_t is w_t times
+//! what the [`Surrogate`] makes of ρ_t and A_t, a file for each. [`topk`] and [`hybrid`] look at several candidates of a position.
+
+pub mod cispo;
+pub mod clip;
+pub mod gspo;
+pub mod hybrid;
+pub mod proximal;
+pub mod reinforce;
+pub mod sapo;
+pub mod topk;
+pub mod value;
+
+pub use self::{clip::Clip, sapo::Sapo};
 
 use crate::{RlError, finite, same_length};
 
 /// ln of the largest ratio that is computed; beyond it exp would overflow and every clip has long acted.
 const MAX_LOG_RATIO: f32 = 20.0;
-
-/// ε and the dual clip.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Clip {
-    /// ε_lo
-    pub low: f32,
-    /// ε_hi
-    pub high: f32,
-    /// c > 1
-    pub dual: Option<f32>,
-}
-
-impl Default for Clip {
-    fn default() -> Self {
-        Self {
-            low: 0.2,
-            high: 0.28,
-            dual: None,
-        }
-    }
-}
 
 /// What w does to a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +32,16 @@ pub enum Correction {
     },
     /// w multiplies, at most this.
     Cap(f32),
+}
+
+impl Correction {
+    /// What multiplies a token; `None` = the token is left out.
+    fn of(self, w: f32) -> Option<f32> {
+        match self {
+            Self::Mask { low, cap } => (w >= low && w <= cap).then_some(w),
+            Self::Cap(cap) => Some(w.min(cap)),
+        }
+    }
 }
 
 impl Default for Correction {
@@ -128,27 +128,46 @@ impl LossStats {
     }
 }
 
-/// The surrogate at one token and its derivative by ρ.
-fn surrogate(clip: Clip, ratio: f32, advantage: f32) -> (f32, f32) {
-    let free = -ratio * advantage;
-    let bounded = -ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * advantage;
-    let (mut value, mut slope) = if free >= bounded {
-        (free, -advantage)
-    } else {
-        (bounded, 0.0)
-    };
-    if let (Some(c), true) = (clip.dual, advantage < 0.0) {
-        let most = c * advantage.abs();
-        if value > most {
-            (value, slope) = (most, 0.0);
-        }
+/// What is made of a token's ratio and advantage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Surrogate {
+    /// The larger of free and clipped; see [`clip`].
+    Clip(Clip),
+    /// The same with one ratio for the reply; see [`gspo`].
+    Sequence(Clip),
+    /// No ratio; see [`reinforce`].
+    Reinforce,
+    /// A clipped weight on the log-prob; see [`cispo`].
+    Cispo(Clip),
+    /// A soft gate instead of a clip; see [`sapo`].
+    Sapo(Sapo),
+}
+
+impl Default for Surrogate {
+    fn default() -> Self {
+        Self::Clip(Clip::default())
     }
-    (value, slope)
+}
+
+/// Loss of one token, its derivative by the token's log-prob, and whether a clip acted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenValue {
+    /// L
+    pub value: f32,
+    /// dL/d(logprob)
+    pub slope: f32,
+    /// The ratio was outside.
+    pub clipped: bool,
+}
+
+/// e^x where it is finite: beyond e^±20 every clip has long acted.
+fn ratio_of(log_ratio: f32) -> f32 {
+    log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 }
 
 /// Loss of one sample and its derivative by each log-prob `[N]`. `weight` is [`Aggregation::token_weight`].
 pub fn token_loss(
-    clip: Clip,
+    surrogate: Surrogate,
     correction: Correction,
     weight: f32,
     inputs: &TokenInputs<'_>,
@@ -162,36 +181,47 @@ pub fn token_loss(
     finite("proximal_logprobs", inputs.proximal_logprobs)?;
     finite("behavior_logprobs", inputs.behavior_logprobs)?;
     finite("advantages", inputs.advantages)?;
-    let mut derivative = vec![0.0; n];
-    let mut stats = LossStats::default();
+    let whole = gspo::ratio(inputs);
+    let (mut derivative, mut stats) = (vec![0.0; n], LossStats::default());
     for (t, slot) in derivative.iter_mut().enumerate() {
         if !inputs.mask[t] {
             continue;
         }
+        let (logprob, advantage) = (inputs.logprobs[t], inputs.advantages[t]);
         let gap = inputs.proximal_logprobs[t] - inputs.behavior_logprobs[t];
-        let w = gap.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp();
-        let log_ratio = inputs.logprobs[t] - inputs.proximal_logprobs[t];
-        let ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp();
+        let ratio = ratio_of(logprob - inputs.proximal_logprobs[t]);
         stats.tokens += 1;
         stats.ratio += f64::from(ratio);
         stats.behavior_gap += f64::from(gap.abs());
-        let w = match correction {
-            Correction::Mask { low, cap } if w < low || w > cap => {
-                stats.masked += 1;
-                continue;
+        let (one, w) = match surrogate {
+            // Its ratio is the one to the sampler: nothing is left to correct.
+            Surrogate::Sapo(sapo) => {
+                let ratio = ratio_of(logprob - inputs.behavior_logprobs[t]);
+                (sapo::token(sapo, ratio, advantage), 1.0)
             }
-            Correction::Mask { .. } => w,
-            Correction::Cap(cap) => w.min(cap),
+            other => {
+                let Some(w) = correction.of(ratio_of(gap)) else {
+                    stats.masked += 1;
+                    continue;
+                };
+                let one = match other {
+                    Surrogate::Clip(clip) => clip::token(clip, ratio, advantage),
+                    Surrogate::Sequence(clip) => clip::token(clip, whole, advantage),
+                    Surrogate::Cispo(clip) => cispo::token(clip, ratio, (logprob, advantage)),
+                    Surrogate::Reinforce | Surrogate::Sapo(_) => {
+                        reinforce::token(logprob, advantage)
+                    }
+                };
+                (one, w)
+            }
         };
-        let (value, slope) = surrogate(clip, ratio, inputs.advantages[t]);
-        stats.loss += f64::from(weight * w * value);
-        stats.clipped += usize::from(slope == 0.0 && inputs.advantages[t] != 0.0);
-        // d(value)/d(logprob) = slope · ρ, since dρ/d(logprob) = ρ. w is not differentiated.
-        *slot = weight * w * slope * ratio;
+        stats.loss += f64::from(weight * w * one.value);
+        stats.clipped += usize::from(one.clipped && advantage != 0.0);
+        // w is not differentiated.
+        *slot = weight * w * one.slope;
     }
     Ok((derivative, stats))
 }
 
 #[cfg(test)]
-#[path = "objective_tests.rs"]
 mod tests;

@@ -1,7 +1,19 @@
-//! Credit per reply token from a verdict: binary RL, on-policy distillation from a hint, and their sum
-//! (OpenClaw-RL, Wang et al., arXiv 2603.10165).
+//! Credit per reply token: from a verdict, or from the rewards of several replies to one prompt; a file for each way.
 
-use crate::{RlError, finite, same_length};
+pub mod binary;
+pub mod combined;
+pub mod dapo;
+pub mod dr_grpo;
+pub mod gae;
+pub mod group;
+pub mod grpo;
+pub mod lite_ppo;
+pub mod opd;
+pub mod reinforce_pp;
+pub mod rloo;
+pub mod steps;
+
+use crate::RlError;
 
 /// Which part of a verdict trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,64 +66,24 @@ pub struct Credit<'a> {
     pub hinted: Option<(&'a [f32], &'a [f32])>,
 }
 
-/// r within ±`clip`.
-pub fn clipped_reward(reward: f32, clip: f32) -> f32 {
-    reward.clamp(-clip, clip)
-}
+pub use self::binary::clipped_reward;
 
-/// A `[N]`, or `None` when the method finds nothing in this verdict. A missing teacher value is never read as 0: a log-prob
-/// of 0 would mean certainty.
+/// A `[N]`, or `None` when the method finds nothing in this verdict.
 pub fn advantages(
     config: &AdvantageConfig,
     credit: &Credit<'_>,
 ) -> Result<Option<Vec<f32>>, RlError> {
-    let binary = match (config.method, credit.reward) {
-        (Method::Opd, _) | (_, None) => None,
-        (Method::Binary | Method::Combined, Some(reward)) => {
-            finite("reward", &[reward])?;
-            Some(clipped_reward(reward, config.reward_clip) - credit.baseline)
-        }
-    };
-    let opd = match (config.method, credit.hinted) {
-        (Method::Binary, _) | (_, None) => None,
-        (Method::Opd | Method::Combined, Some((teacher, student))) => Some(distillation(
-            teacher,
-            student,
+    let binary = || binary::advantage(credit.reward, credit.baseline, config.reward_clip);
+    let opd = || opd::advantage(credit.hinted, credit.tokens, config.opd_clip);
+    Ok(match config.method {
+        Method::Binary => binary()?.map(|b| vec![b; credit.tokens]),
+        Method::Opd => opd()?,
+        Method::Combined => combined::advantage(
+            (binary()?, config.binary_weight),
+            (opd()?, config.opd_weight),
             credit.tokens,
-            config.opd_clip,
-        )?),
-    };
-    let (binary_weight, opd_weight) = match config.method {
-        Method::Combined => (config.binary_weight, config.opd_weight),
-        Method::Binary | Method::Opd => (1.0, 1.0),
-    };
-    Ok(match (binary, opd) {
-        (None, None) => None,
-        (Some(b), None) => Some(vec![binary_weight * b; credit.tokens]),
-        (None, Some(o)) => Some(o.into_iter().map(|o| opd_weight * o).collect()),
-        (Some(b), Some(o)) => Some(
-            o.into_iter()
-                .map(|o| binary_weight * b + opd_weight * o)
-                .collect(),
         ),
     })
-}
-
-fn distillation(
-    teacher: &[f32],
-    student: &[f32],
-    tokens: usize,
-    clip: f32,
-) -> Result<Vec<f32>, RlError> {
-    same_length("teacher_logprobs", teacher.len(), tokens)?;
-    same_length("student_logprobs", student.len(), tokens)?;
-    finite("teacher_logprobs", teacher)?;
-    finite("student_logprobs", student)?;
-    Ok(teacher
-        .iter()
-        .zip(student)
-        .map(|(t, s)| (t - s).clamp(-clip, clip))
-        .collect())
 }
 
 #[cfg(test)]

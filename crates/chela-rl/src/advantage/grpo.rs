@@ -1,0 +1,32 @@
+//! GRPO: (R − mean) / (std + 1e-6) within the group (DeepSeekMath, Shao et al., arXiv 2402.03300), std with n − 1.
+
+use super::group::{EPSILON, Reply, by_group, mean_std};
+use crate::RlError;
+
+/// A of each reply; `None` where its group teaches nothing.
+pub fn advantages(replies: &[Reply]) -> Result<Vec<Option<f32>>, RlError> {
+    by_group(replies, |rewards| {
+        let (mean, std) = mean_std(rewards).unwrap_or_default();
+        rewards
+            .iter()
+            .map(|r| (r - mean) / (std + EPSILON))
+            .collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::advantage::group::tests::replies;
+
+    #[test]
+    fn golden_vector() {
+        let rewards = [1.0, 1.0, -1.0, -1.0, -1.0, 1.0, -1.0, -1.0];
+        let got = advantages(&replies(&[&rewards])).unwrap();
+        for (r, a) in rewards.iter().zip(got) {
+            let want = if *r > 0.0 { 1.207_613_6 } else { -0.724_568_1 };
+            assert!((a.unwrap() - want).abs() < 1e-6, "{a:?}");
+        }
+    }
+}
