@@ -490,7 +490,10 @@ impl<K: Kernels> Pass<'_, K> {
             k.attention_backward(qkv, heads(self.base), &segments, saved_rows, grad)
                 .map_err(kernel)?;
             // Everything below these rows has added its part; the next rows at this depth begin at zero.
-            let (width, zeros) = (c.kv_heads * c.head_dim, self.zeros(c.kv_heads * c.head_dim)?);
+            let (width, zeros) = (
+                c.kv_heads * c.head_dim,
+                self.zeros(c.kv_heads * c.head_dim)?,
+            );
             let (at, n) = (path.depth * width, t * width);
             for (all, own) in [(&mut layer.dk, &mut dk), (&mut layer.dv, &mut dv)] {
                 k.copy(all, at, own, 0, n).map_err(kernel)?;

@@ -45,7 +45,12 @@ pub fn run(
             advantages: sample.advantages(),
             mask: sample.mask(),
         };
-        match token_loss(Surrogate::Clip(config.clip), config.correction, weight, &inputs) {
+        match token_loss(
+            Surrogate::Clip(config.clip),
+            config.correction,
+            weight,
+            &inputs,
+        ) {
             Ok((d_logprobs, one)) => {
                 stats.add(&one);
                 logprobs[index].clone_from(&scored.logprobs);

@@ -100,8 +100,9 @@ pub fn load_local(
         recompute: config.learning.recompute,
         ..EngineOptions::default()
     };
-    let engine = LocalEngine::open(&model, options)
-        .context("the local engine (model.cache_mib, model.adapter_mib, learning.activation_mib)")?;
+    let engine = LocalEngine::open(&model, options).context(
+        "the local engine (model.cache_mib, model.adapter_mib, learning.activation_mib)",
+    )?;
     if engine.info().tokenizer_hash != chat.tokenizer_hash() {
         bail!(
             "engine and chat template read different tokenizers; the model's files do not belong together"

@@ -35,8 +35,9 @@ pub struct Room {
 }
 
 impl Room {
-    /// Divides `bytes` for a trie of `rows` rows, `depth` of them on its longest path, when a row of a step takes `row` bytes and one of
-    /// a path `path`; steps have at most `step` rows. The bytes that would do, when the path leaves no room for a step.
+    /// Divides `bytes` for a trie of `rows` rows, `depth` of them on its longest path, when activations of a row take `row` bytes and keys
+    /// and values of one `path`, which the rows of a step need too; steps have at most `step` rows. The bytes that would do, when the path
+    /// leaves no room for a step.
     pub(super) fn new(
         bytes: usize,
         (rows, depth): (usize, usize),
@@ -49,12 +50,12 @@ impl Room {
             let (step, kept) = (rows, 0);
             return Ok(Self { step, kept });
         }
-        let left = bytes.saturating_sub(depth * path) / row;
-        if left < least {
-            return Err(depth * path + least * row);
+        let left = bytes.saturating_sub(depth * path);
+        if left < least * (row + path) {
+            return Err(depth * path + least * (row + path));
         }
-        let step = step.min(left);
-        let kept = left - step;
+        let step = step.min(left / (row + path));
+        let kept = (left - step * (row + path)) / row;
         Ok(Self { step, kept })
     }
 }
@@ -107,8 +108,16 @@ impl<K: Kernels> LocalLearner<K> {
         let block = Block::new(samples);
         let room = self.room(block.rows(), block.depth())?;
         let whole = room.step >= block.rows();
+        let steps = Tree::new(&block).walk(room.step);
+        // The rows of a step stand behind its path, also where they branch and are more than any path is long.
+        let ends = steps.iter().map(|step| match step {
+            Step::Leaf(rows, depth) | Step::Down(rows, depth) | Step::Up(rows, depth) => {
+                depth + rows.len()
+            }
+        });
+        let most = ends.max().unwrap_or(0);
         let path = (!whole)
-            .then(|| Path::new(&self.k, &self.base, block.depth()))
+            .then(|| Path::new(&self.k, &self.base, most))
             .transpose()?;
         let last = |i: usize| block.path(i).last().unwrap_or_default();
         let mut ends: Vec<_> = (0..samples.len()).map(|i| (last(i), i)).collect();
@@ -126,7 +135,7 @@ impl<K: Kernels> LocalLearner<K> {
         };
         let mut scored: Vec<Option<Scored>> = samples.iter().map(|_| None).collect();
         let (mut open, mut kept): (Vec<Below<K>>, usize) = (Vec::new(), room.kept);
-        for step in Tree::new(&block).walk(room.step) {
+        for step in steps {
             match step {
                 Step::Leaf(rows, depth) => {
                     let below = walk.down(&rows, depth, (want, back.is_some()))?;
@@ -362,12 +371,12 @@ mod tests {
         let room = |bytes, rows, depth| Room::new(bytes, (rows, depth), (1000, 100), 768);
         let some = |step, kept| Ok(Room { step, kept });
         assert_eq!(room(1_000_000, 1000, 500), some(1000, 0), "all of it");
-        assert_eq!(room(1_000_000, 1001, 1000), some(768, 132));
-        assert_eq!(room(1_000_000, 9000, 9000), some(100, 0));
-        assert_eq!(room(1_000_000, 9360, 9360), some(64, 0));
-        assert_eq!(room(1_000_000, 9361, 9361), Err(1_000_100), "too long");
+        assert_eq!(room(1_000_000, 1001, 1000), some(768, 55));
+        assert_eq!(room(1_000_000, 8900, 8900), some(100, 0));
+        assert_eq!(room(1_000_000, 9296, 9296), some(64, 0));
+        assert_eq!(room(1_000_000, 9297, 9297), Err(1_000_100), "too long");
         assert_eq!(room(0, 64, 64), some(64, 0), "something is always learnt");
-        assert_eq!(room(0, 80, 60), some(64, 0));
-        assert_eq!(room(0, 80, 80), Err(72_000));
+        assert_eq!(room(0, 80, 60), Err(76_400));
+        assert_eq!(room(70_400 + 6_000, 80, 60), some(64, 0));
     }
 }

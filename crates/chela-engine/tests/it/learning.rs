@@ -2,8 +2,8 @@
 
 use crate::common::{options, prompt, rewarded, score, tiny, version};
 use chela_core::{
-    AdapterSpec, Candidates, Checkpoint, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, Sample,
-    Scored, TokenLoss, Want, Weights,
+    AdapterSpec, Candidates, Checkpoint, EngineError, Learner, OptimParams, PolicyEngine,
+    PolicyRef, Sample, Scored, TokenLoss, Want, Weights,
 };
 use chela_engine::{EngineOptions, LocalEngine, LocalLearner};
 use chela_kernels::Cpu;
@@ -329,6 +329,14 @@ fn a_walk_through_what_does_not_fit_changes_nothing() {
         let files = write_tiny_llama(dir.path(), 7, &spec_of).unwrap();
         let model = Model::open(&files).unwrap();
         let mut batch = alike();
+        // More rows on the branches below a short path than any path is long.
+        let bush = |i: u32| {
+            rewarded(
+                &[&prompt(40, 25)[..], &prompt(7 * i, 9)].concat(),
+                &[0.5; 4],
+            )
+        };
+        batch.extend((0..20).map(bush));
         batch.extend([long(3), long(77)]);
         let learnt = |train_rows, activation_bytes, recompute| {
             let options = EngineOptions {
