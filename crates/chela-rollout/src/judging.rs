@@ -209,7 +209,9 @@ impl Rollout {
         if self.config.frozen.contains(&story.turn.profile) {
             return Ok(Err("this profile never learns".to_owned()));
         }
-        let cut = match validators::validate(story, self.config.truncated) {
+        let case = case(story);
+        let reply = (story.turn.finish, story.turn.reply.len());
+        let cut = match validators::validate(&case, reply, self.config.truncated) {
             Finding::Verdict(verdict) if story.turn.finish == FinishReason::Length => Some(verdict),
             Finding::Verdict(verdict) => return Ok(Ok(*verdict)),
             Finding::None(why) => return Ok(Err(why.to_owned())),
@@ -217,25 +219,24 @@ impl Rollout {
         };
         if let Some(mut certain) = cut {
             // A cut reply is bad whatever is said of it, but the words that follow are still a hint.
-            if let Ok(said) = self.heard(story).await? {
+            if let Ok(said) = self.heard(&case).await? {
                 certain.hints = said.hints;
                 certain.evidence = said.evidence;
                 certain.votes = said.votes;
             }
             return Ok(Ok(*certain));
         }
-        self.heard(story).await
+        self.heard(&case).await
     }
 
     /// The judges in order; the first with a verdict wins.
-    async fn heard(&self, story: &TurnStory) -> Result<Result<Verdict, String>, ()> {
+    async fn heard(&self, case: &JudgeCase) -> Result<Result<Verdict, String>, ()> {
         if self.judges.is_empty() {
             return Ok(Err("no judge is configured".to_owned()));
         }
-        let case = case(story);
         let mut void = None;
         for judge in &self.judges {
-            match self.asked(judge.as_ref(), &case).await? {
+            match self.asked(judge.as_ref(), case).await? {
                 Some(verdict) if verdict.reward.is_some() || !verdict.hints.is_empty() => {
                     return Ok(Ok(verdict));
                 }

@@ -9,6 +9,7 @@ pub mod credit;
 pub mod export;
 pub mod judges;
 mod judging;
+pub mod labelled;
 mod recorder;
 mod rollout;
 pub mod samples;

@@ -4,7 +4,7 @@ use crate::{
     config::TruncatedReplies,
     session::{follow, normal},
 };
-use chela_core::{FinishReason, Message, Role, Score, Turn, TurnStory, Verdict, VerdictSource};
+use chela_core::{FinishReason, JudgeCase, Message, Role, Score, Verdict, VerdictSource};
 
 /// What the validators say.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,13 +20,16 @@ pub enum Finding {
 /// Longest piece of text kept as evidence.
 const EVIDENCE: usize = 500;
 
-/// The first that applies, in the order of how certain it is.
-pub fn validate(story: &TurnStory, truncated: TruncatedReplies) -> Finding {
-    let turn = &story.turn;
-    match turn.finish {
+/// The first that applies, in the order of how certain it is. `finish` and `tokens` are of the reply.
+pub fn validate(
+    case: &JudgeCase,
+    (finish, tokens): (FinishReason, usize),
+    truncated: TruncatedReplies,
+) -> Finding {
+    match finish {
         FinishReason::Aborted => return Finding::None("aborted by the client"),
         FinishReason::Failed => return Finding::None("the engine failed"),
-        FinishReason::Length if !turn.reply.is_empty() && truncated != TruncatedReplies::Judged => {
+        FinishReason::Length if tokens > 0 && truncated != TruncatedReplies::Judged => {
             return match truncated {
                 TruncatedReplies::Exclude => Finding::None("truncated"),
                 TruncatedReplies::Bad | TruncatedReplies::Judged => bad("truncated", None),
@@ -34,38 +37,26 @@ pub fn validate(story: &TurnStory, truncated: TruncatedReplies) -> Finding {
         }
         FinishReason::Length | FinishReason::End | FinishReason::Stopped => {}
     }
-    if says_nothing(turn) {
+    let answer = &case.answer;
+    if tokens == 0 || (answer.content.trim().is_empty() && answer.tool_calls.is_empty()) {
         return Finding::None("empty reply");
     }
-    if follow::is_silent(&turn.answer) {
+    if follow::is_silent(answer) {
         return Finding::None("silent reply");
     }
-    let next = story
-        .next
-        .as_ref()
-        .map_or(&[][..], |n| n.messages.as_slice());
+    let next = &case.next.messages;
     if let Some(error) = next.iter().find(|m| m.role == Role::Tool && m.is_error) {
         return bad("tool-error", Some(cut(&error.content, EVIDENCE)));
     }
-    if repeats_calls(turn) {
-        let names: Vec<&str> = turn
-            .answer
-            .tool_calls
-            .iter()
-            .map(|c| c.name.as_str())
-            .collect();
+    if repeats_calls(case) {
+        let names: Vec<&str> = answer.tool_calls.iter().map(|c| c.name.as_str()).collect();
         return bad("repeated-call", Some(names.join(", ")));
     }
     Finding::Ask
 }
 
-fn says_nothing(turn: &Turn) -> bool {
-    turn.reply.is_empty()
-        || (turn.answer.content.trim().is_empty() && turn.answer.tool_calls.is_empty())
-}
-
 /// The very same calls as in the assistant's message before, one after the other.
-fn repeats_calls(turn: &Turn) -> bool {
+fn repeats_calls(turn: &JudgeCase) -> bool {
     let calls = |m: &Message| m.tool_calls.iter().map(normal::call).collect::<Vec<_>>();
     let before = turn
         .messages

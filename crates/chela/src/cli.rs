@@ -87,6 +87,12 @@ pub enum Command {
         #[command(subcommand)]
         action: PolicyCommand,
     },
+    /// See how far the configured judges agree with verdicts that a person wrote down.
+    Judge {
+        /// What to do with judges.
+        #[command(subcommand)]
+        action: JudgeAction,
+    },
     /// Point a client at the server, or take that back.
     Connect(ConnectArgs),
     /// Check folders, model, address and memory, and say what to do.
@@ -261,6 +267,19 @@ pub enum KeyAction {
     },
     /// Print the admin key.
     Admin,
+}
+
+/// `chela judge …`
+#[derive(Debug, Subcommand)]
+pub enum JudgeAction {
+    /// Have labelled turns judged: agreement, confusion, cost.
+    Test {
+        /// JSON lines, one turn each: label 1, 0 or -1, messages, answer, next (docs/learning.md). Without it, the set that Chela brings.
+        file: Option<PathBuf>,
+        /// Only turns with one of these tags.
+        #[arg(long, value_name = "TAG", value_delimiter = ',')]
+        tag: Vec<String>,
+    },
 }
 
 /// `chela config …`

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use chela_kernels::allocator;
 use chela_model::TerminalProgress;
 use clap::Parser;
-use cli::{Cli, Command, Common, ConfigAction, EngineKind, PolicyCommand, ServeArgs};
+use cli::{Cli, Command, Common, ConfigAction, EngineKind, JudgeAction, PolicyCommand, ServeArgs};
 use config::Config;
 use output::Output;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -134,6 +134,9 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
         Command::Policy {
             action: PolicyCommand::Replay { profile, version },
         } => commands::replay::run(&config, &data_dir, (&profile.profile, version), output),
+        Command::Judge {
+            action: JudgeAction::Test { file, tag },
+        } => commands::judge::test(&config, file.as_deref(), &tag, output),
         Command::Doctor => commands::doctor::run(&config, &data_dir, output),
         command => {
             let remote = commands::remote::Remote::find(&data_dir)?;

@@ -5,6 +5,7 @@ pub mod demo;
 pub mod doctor;
 pub mod experiment;
 pub mod export;
+pub mod judge;
 pub mod key;
 pub mod policy;
 pub mod remote;
