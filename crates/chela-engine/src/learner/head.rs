@@ -3,7 +3,7 @@
 use super::LocalLearner;
 use crate::{error::kernel, forward::hidden_norm, packing::Block, training::Tape};
 use chela_core::{EngineError, Sample, Scored};
-use chela_kernels::{Acc, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
+use chela_kernels::{Acc, HeadGrad, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
 use std::collections::HashMap;
 
 /// What the head said about a block, and what its backward needs.
@@ -142,7 +142,10 @@ impl<K: Kernels> LocalLearner<K> {
             entropy,
         };
         let hidden = Mat::new(&head.hidden, n, c.hidden);
-        let to = MatMut::new(&mut d_hidden, n, c.hidden);
+        let to = HeadGrad {
+            dhidden: MatMut::new(&mut d_hidden, n, c.hidden),
+            dhead: None,
+        };
         k.head_backward(&self.base.head, hidden, pairs, grads, to)
             .map_err(kernel)?;
         let t = block.rows();
