@@ -1,9 +1,13 @@
 //! The head of a training pass: only the rows that predict scored tokens go through it.
 
 use super::LocalLearner;
-use crate::{error::kernel, forward::hidden_norm, packing::Block, training::Tape};
+use crate::{
+    error::kernel, forward::hidden_norm, full::Grads, packing::Block, training::Tape,
+    weights::BaseWeights,
+};
 use chela_core::{EngineError, Sample, Scored};
 use chela_kernels::{Acc, HeadGrad, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
+use chela_model::TensorName;
 use std::collections::HashMap;
 
 /// What the head said about a block, and what its backward needs.
@@ -63,12 +67,12 @@ impl<K: Kernels> LocalLearner<K> {
     /// Asks the head about the scored rows of a block.
     pub(super) fn head(
         &self,
-        tape: &Tape<K>,
+        (model, tape): (&BaseWeights<K>, &Tape<K>),
         samples: &[&Sample],
         block: &Block,
         want: (bool, usize),
     ) -> Result<HeadRows<K>, EngineError> {
-        let (k, c) = (&self.k, &self.base.config);
+        let (k, c) = (&self.k, &model.config);
         let output = tape
             .output()
             .ok_or_else(|| EngineError::Shape("an empty tape".to_owned()))?;
@@ -86,8 +90,8 @@ impl<K: Kernels> LocalLearner<K> {
         let mut hidden = k.zeros(n * c.hidden).map_err(kernel)?;
         k.rms_norm(
             &picked,
-            &self.base.final_norm,
-            hidden_norm(&self.base, n),
+            &model.final_norm,
+            hidden_norm(model, n),
             &mut hidden,
         )
         .map_err(kernel)?;
@@ -102,7 +106,7 @@ impl<K: Kernels> LocalLearner<K> {
             top_k: want.1,
         };
         let scores = k
-            .head_scores(&self.base.head, Mat::new(&hidden, n, c.hidden), pairs, want)
+            .head_scores(&model.head, Mat::new(&hidden, n, c.hidden), pairs, want)
             .map_err(kernel)?;
         Ok(HeadRows {
             hidden,
@@ -115,16 +119,16 @@ impl<K: Kernels> LocalLearner<K> {
         })
     }
 
-    /// Derivative by the last layer's output from the derivatives by log-prob and entropy.
+    /// Derivative by the last layer's output from the derivatives by log-prob and entropy; adds to `grads` where the head is trained.
     pub(super) fn head_backward(
         &self,
-        tape: &Tape<K>,
+        (model, tape): (&BaseWeights<K>, &Tape<K>),
         head: &HeadRows<K>,
-        d_logprobs: &[f32],
-        d_entropy: Option<&[f32]>,
+        (d_logprobs, d_entropy): (&[f32], Option<&[f32]>),
         block: &Block,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<K::Buf, EngineError> {
-        let (k, c, n) = (&self.k, &self.base.config, head.rows.len());
+        let (k, c, n) = (&self.k, &model.config, head.rows.len());
         let mut d_hidden = k.zeros(n * c.hidden).map_err(kernel)?;
         let pairs = Pairs {
             rows: &head.pair_rows,
@@ -136,7 +140,7 @@ impl<K: Kernels> LocalLearner<K> {
             (Some(d), Some(e)) => Some((e.as_slice(), d)),
             _ => None,
         };
-        let grads = PairGrads {
+        let derivatives = PairGrads {
             logsumexp: &head.scores.logsumexp,
             d_logprobs,
             entropy,
@@ -144,9 +148,11 @@ impl<K: Kernels> LocalLearner<K> {
         let hidden = Mat::new(&head.hidden, n, c.hidden);
         let to = HeadGrad {
             dhidden: MatMut::new(&mut d_hidden, n, c.hidden),
-            dhead: None,
+            dhead: grads
+                .head(c)
+                .map(|dhead| MatMut::new(dhead, c.vocab, c.hidden)),
         };
-        k.head_backward(&self.base.head, hidden, pairs, grads, to)
+        k.head_backward(&model.head, hidden, pairs, derivatives, to)
             .map_err(kernel)?;
         let t = block.rows();
         let mut spread = k.zeros(t * c.hidden).map_err(kernel)?;
@@ -159,13 +165,13 @@ impl<K: Kernels> LocalLearner<K> {
         let grad = NormGrad {
             dx: &mut dx,
             acc: Acc::Set,
-            dw: None,
+            dw: grads.tensor(TensorName::FinalNorm),
         };
         k.rms_norm_backward(
             output,
-            &self.base.final_norm,
+            &model.final_norm,
             &spread,
-            hidden_norm(&self.base, t),
+            hidden_norm(model, t),
             grad,
         )
         .map_err(kernel)?;

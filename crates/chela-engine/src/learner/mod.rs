@@ -1,11 +1,15 @@
-//! The learner: gradients of named log-probs into one profile's adapter, AdamW, checkpoints. Knows no algorithm.
+//! The learner: gradients of named log-probs into one profile's adapter or its whole model, AdamW, checkpoints. Knows no algorithm.
 
 mod head;
+mod trained;
+
+pub use self::trained::{Full, Trained};
 
 use self::head::split;
 use crate::{
-    adapter::{Adapter, Lora, bytes_of, floats, write_synced, write_tensors},
+    adapter::{Adapter, TensorFile, write_synced},
     error::{io, kernel, weights},
+    full::Grads,
     packing::{self, Block},
     training::Pass,
     weights::BaseWeights,
@@ -14,7 +18,7 @@ use chela_core::{
     Checkpoint, EngineError, Learner, OptimParams, Sample, Scored, StepReport, TokenLoss, Want,
 };
 use chela_kernels::{AdamW, Kernels, Priority};
-use safetensors::SafeTensors;
+use chela_model::{TensorName, write_vectors_f32};
 use serde::{Deserialize, Serialize};
 use std::{
     path::{Path, PathBuf},
@@ -36,15 +40,15 @@ pub struct LearnerOptions {
     pub activation_bytes: usize,
 }
 
-/// One profile's adapter in training.
+/// One profile's adapter, or its whole model, in training.
 pub struct LocalLearner<K: Kernels> {
     k: K,
     base: Arc<BaseWeights<K>>,
     options: LearnerOptions,
-    adapter: Adapter<K::Buf>,
-    grads: Adapter<K::Buf>,
-    first: Adapter<K::Buf>,
-    second: Adapter<K::Buf>,
+    trained: Trained<K>,
+    grads: Grads<K::Buf>,
+    first: Vec<K::Buf>,
+    second: Vec<K::Buf>,
     step: u64,
     running: Arc<AtomicUsize>,
 }
@@ -52,53 +56,9 @@ pub struct LocalLearner<K: Kernels> {
 #[derive(Serialize, Deserialize)]
 struct State {
     step: u64,
-}
-
-fn zeros_like<K: Kernels>(
-    k: &K,
-    adapter: &Adapter<K::Buf>,
-) -> Result<Adapter<K::Buf>, EngineError> {
-    let mut layers = Vec::with_capacity(adapter.layers.len());
-    for maps in &adapter.layers {
-        let mut zeros: [Option<Lora<K::Buf>>; 7] = Default::default();
-        for (zero, lora) in zeros.iter_mut().zip(maps) {
-            if let Some(lora) = lora {
-                let a = k.zeros(adapter.rank * lora.input).map_err(kernel)?;
-                let b = k.zeros(adapter.rank * lora.out).map_err(kernel)?;
-                *zero = Some(Lora {
-                    a,
-                    b,
-                    out: lora.out,
-                    input: lora.input,
-                });
-            }
-        }
-        layers.push(zeros);
-    }
-    Ok(Adapter {
-        rank: adapter.rank,
-        alpha: adapter.alpha,
-        layers,
-    })
-}
-
-/// Buffers of A and B of every map, in a fixed order.
-fn buffers<B>(adapter: &Adapter<B>) -> impl Iterator<Item = &B> {
-    adapter
-        .layers
-        .iter()
-        .flatten()
-        .flatten()
-        .flat_map(|l| [&l.a, &l.b])
-}
-
-fn buffers_mut<B>(adapter: &mut Adapter<B>) -> impl Iterator<Item = &mut B> {
-    adapter
-        .layers
-        .iter_mut()
-        .flatten()
-        .flatten()
-        .flat_map(|l| [&mut l.a, &mut l.b])
+    /// What it was trained from. (PEFT's configuration says it too, a model's does not.)
+    #[serde(default)]
+    base_model: String,
 }
 
 /// Counts a learner at work, so that the engine leaves it its share.
@@ -118,25 +78,27 @@ impl Drop for Running {
 }
 
 impl<K: Kernels> LocalLearner<K> {
-    /// Wraps an adapter; moments start at zero.
+    /// Moments start at zero.
     pub fn new(
         k: &K,
         base: Arc<BaseWeights<K>>,
-        adapter: Adapter<K::Buf>,
+        trained: Trained<K>,
         options: LearnerOptions,
         running: Arc<AtomicUsize>,
     ) -> Result<Self, EngineError> {
         let k = k.with_priority(Priority::Train);
-        let (grads, first, second) = (
-            zeros_like(&k, &adapter)?,
-            zeros_like(&k, &adapter)?,
-            zeros_like(&k, &adapter)?,
-        );
+        let grads = trained.grads(&k)?;
+        let zeros = || {
+            let like = grads.buffers().into_iter();
+            let zeros = like.map(|buf| k.zeros(k.len(buf)).map_err(kernel));
+            zeros.collect::<Result<Vec<_>, _>>()
+        };
+        let (first, second) = (zeros()?, zeros()?);
         Ok(Self {
             k,
             base,
             options,
-            adapter,
+            trained,
             grads,
             first,
             second,
@@ -152,17 +114,13 @@ impl<K: Kernels> LocalLearner<K> {
             tracing::warn!(dir = %dir.display(), "no optimizer state in this checkpoint; moments start at zero");
             return Ok(());
         }
-        let bytes = std::fs::read(&path).map_err(|e| io(&path, e))?;
-        let file = SafeTensors::deserialize(&bytes).map_err(|e| io(&path, e))?;
+        let refuse = |why| weights(format!("{}: {why}", path.display()));
+        let mut file = TensorFile::open(&path).map_err(refuse)?;
         for (name, moments) in [("first", &mut self.first), ("second", &mut self.second)] {
-            for (i, buffer) in buffers_mut(moments).enumerate() {
-                let key = format!("{name}.{i}");
-                let tensor = file
-                    .tensor(&key)
-                    .map_err(|e| io(&path, format!("{key}: {e}")))?;
-                let values = floats(&tensor)
-                    .filter(|v| v.len() == self.k.len(buffer))
-                    .ok_or_else(|| weights(format!("{}: {key} does not fit", path.display())))?;
+            for (i, buffer) in moments.iter_mut().enumerate() {
+                let shape = [self.k.len(buffer)];
+                let values = file.values(&format!("{name}.{i}"), &shape);
+                let values = values.map_err(refuse)?;
                 self.k.write(buffer, 0, &values).map_err(kernel)?;
             }
         }
@@ -173,10 +131,13 @@ impl<K: Kernels> LocalLearner<K> {
         Ok(())
     }
 
-    /// Present gradients, for tests: `(layer, module, dA [r, in], dB [out, r])`.
+    /// Present gradients of an adapter, for tests: `(layer, module, dA [r, in], dB [out, r])`.
     #[allow(clippy::type_complexity)] // one row of a test's table
     pub fn gradients(&self) -> Result<Vec<(usize, &'static str, Vec<f32>, Vec<f32>)>, EngineError> {
-        self.grads
+        let Grads::Adapter(grads) = &self.grads else {
+            return Ok(Vec::new());
+        };
+        grads
             .entries()
             .map(|(layer, target, lora)| {
                 let a = self.k.download(&lora.a).map_err(kernel)?;
@@ -186,10 +147,24 @@ impl<K: Kernels> LocalLearner<K> {
             .collect()
     }
 
-    fn pass<'a>(&'a self, adapter: &'a Adapter<K::Buf>, block: &'a Block) -> Pass<'a, K> {
+    /// Present gradients of a whole model, for tests.
+    pub fn full_gradients(&self) -> Result<Vec<(TensorName, Vec<f32>)>, EngineError> {
+        let Grads::Full(grads) = &self.grads else {
+            return Ok(Vec::new());
+        };
+        let all = grads.names().iter().zip(grads.buffers());
+        all.map(|(name, buf)| Ok((*name, self.k.download(buf).map_err(kernel)?)))
+            .collect()
+    }
+
+    fn pass<'a>(
+        &'a self,
+        (base, adapter): (&'a BaseWeights<K>, &'a Adapter<K::Buf>),
+        block: &'a Block,
+    ) -> Pass<'a, K> {
         Pass {
             k: &self.k,
-            base: &self.base,
+            base,
             adapter,
             block,
             recompute: block.rows() > self.kept_rows(),
@@ -231,7 +206,7 @@ impl<K: Kernels> LocalLearner<K> {
 
     fn grad_norm(&self) -> Result<f64, EngineError> {
         let mut sum = 0.0;
-        for buffer in buffers(&self.grads) {
+        for buffer in self.grads.buffers() {
             sum += self
                 .k
                 .sum_squares(self.k.len(buffer), buffer)
@@ -242,16 +217,16 @@ impl<K: Kernels> LocalLearner<K> {
 
     fn clear(&mut self) -> Result<(), EngineError> {
         let k = self.k.clone();
-        for buffer in buffers_mut(&mut self.grads) {
+        for buffer in self.grads.buffers_mut() {
             k.fill(k.len(buffer), 0.0, buffer).map_err(kernel)?;
         }
         Ok(())
     }
 
-    /// What the base model with this adapter gives for each sample.
+    /// What a model with an adapter gives for each sample.
     fn read(
         &self,
-        adapter: &Adapter<K::Buf>,
+        model: (&BaseWeights<K>, &Adapter<K::Buf>),
         batch: &[Sample],
         want: Want,
     ) -> Result<Vec<Scored>, EngineError> {
@@ -261,8 +236,13 @@ impl<K: Kernels> LocalLearner<K> {
         for of in self.blocks(batch) {
             let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
             let block = Block::new(&samples);
-            let tape = self.pass(adapter, &block).forward(false)?;
-            let head = self.head(&tape, &samples, &block, (want.entropy, want.top_k))?;
+            let tape = self.pass(model, &block).forward(false)?;
+            let head = self.head(
+                (model.0, &tape),
+                &samples,
+                &block,
+                (want.entropy, want.top_k),
+            )?;
             all.extend(of.into_iter().zip(split(&head.scores, &samples, head.k)));
         }
         all.sort_by_key(|(index, _)| *index);
@@ -270,15 +250,17 @@ impl<K: Kernels> LocalLearner<K> {
     }
 
     fn block_backward(
-        &mut self,
+        &self,
         batch: &[Sample],
         of: &[usize],
         loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(), EngineError> {
+        let model = self.trained.present(&self.base)?;
         let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
         let block = Block::new(&samples);
-        let tape = self.pass(&self.adapter, &block).forward(true)?;
-        let head = self.head(&tape, &samples, &block, (true, 0))?;
+        let tape = self.pass(model, &block).forward(true)?;
+        let head = self.head((model.0, &tape), &samples, &block, (true, 0))?;
         let mut d_logprobs = Vec::new();
         let mut d_entropy = Vec::new();
         let mut any_entropy = false;
@@ -299,25 +281,26 @@ impl<K: Kernels> LocalLearner<K> {
             d_entropy.extend(one.d_entropy.unwrap_or_else(|| vec![0.0; n]));
         }
         let d_entropy = any_entropy.then_some(&d_entropy[..]);
-        let dx = self.head_backward(&tape, &head, &d_logprobs, d_entropy, &block)?;
+        let derivatives = (&d_logprobs[..], d_entropy);
+        let dx = self.head_backward((model.0, &tape), &head, derivatives, &block, grads)?;
         drop(head);
-        let empty = self.grads.without_maps();
-        let mut grads = std::mem::replace(&mut self.grads, empty);
-        let result = self
-            .pass(&self.adapter, &block)
-            .backward(tape, dx, &mut grads);
-        self.grads = grads;
-        result
+        self.pass(model, &block).backward(tape, dx, grads)
     }
 }
 
 impl<K: Kernels> Learner for LocalLearner<K> {
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
-        self.read(&self.adapter, batch, want)
+        self.read(self.trained.present(&self.base)?, batch, want)
     }
 
     fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
-        self.read(&self.adapter.without_maps(), batch, want)
+        let layers = self.base.layers.iter().map(|_| Default::default());
+        let none = Adapter {
+            rank: 1,
+            alpha: 1.0,
+            layers: layers.collect(),
+        };
+        self.read((&self.base, &none), batch, want)
     }
 
     fn forward_backward(
@@ -328,7 +311,10 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
         for of in self.blocks(batch) {
-            if let Err(error) = self.block_backward(batch, &of, loss) {
+            let mut grads = std::mem::take(&mut self.grads);
+            let added = self.block_backward(batch, &of, loss, &mut grads);
+            self.grads = grads;
+            if let Err(error) = added {
                 self.clear()?; // half a batch must not reach a later step
                 return Err(error);
             }
@@ -364,11 +350,18 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             grad_scale,
         };
         let k = self.k.clone();
-        let moments = buffers_mut(&mut self.first).zip(buffers_mut(&mut self.second));
-        let grads = buffers(&self.grads).zip(moments);
-        for (param, (grad, (first, second))) in buffers_mut(&mut self.adapter).zip(grads) {
+        let moments = self.first.iter_mut().zip(&mut self.second);
+        let grads = self.grads.buffers().into_iter().zip(moments);
+        for ((param, decays), (grad, (first, second))) in
+            self.trained.params_mut().into_iter().zip(grads)
+        {
+            let adamw = AdamW {
+                weight_decay: if decays { adamw.weight_decay } else { 0.0 },
+                ..adamw
+            };
             k.adamw(param, grad, first, second, adamw).map_err(kernel)?;
         }
+        self.trained.refresh(&k)?;
         self.clear()?;
         Ok(StepReport {
             grad_norm: norm as f32,
@@ -378,7 +371,7 @@ impl<K: Kernels> Learner for LocalLearner<K> {
     }
 
     fn weights_hash(&self) -> Result<String, EngineError> {
-        self.adapter.hash(&self.k)
+        self.trained.hash(&self.k)
     }
 
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {
@@ -390,17 +383,27 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             std::fs::remove_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
         }
         std::fs::create_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
-        self.adapter
+        self.trained
             .write(&self.k, &self.options.base_model, &temporary)?;
-        let mut tensors = Vec::new();
-        for (name, moments) in [("first", &self.first), ("second", &self.second)] {
-            for (i, buffer) in buffers(moments).enumerate() {
-                let values = self.k.download(buffer).map_err(kernel)?;
-                tensors.push((format!("{name}.{i}"), vec![values.len()], bytes_of(&values)));
-            }
-        }
-        write_tensors(&temporary.join("optimizer.safetensors"), &tensors)?;
-        let state = serde_json::to_vec(&State { step: self.step }).map_err(weights)?;
+        let moments: Vec<(String, &K::Buf)> = [("first", &self.first), ("second", &self.second)]
+            .into_iter()
+            .flat_map(|(name, all)| {
+                let numbered = all.iter().enumerate();
+                numbered.map(move |(i, buf)| (format!("{name}.{i}"), buf))
+            })
+            .collect();
+        let table = moments.iter().map(|(n, buf)| (n.clone(), self.k.len(buf)));
+        let table: Vec<_> = table.collect();
+        let path = temporary.join("optimizer.safetensors");
+        write_vectors_f32(&path, &table, &mut |i| {
+            self.k.download(moments[i].1).map_err(|e| e.to_string())
+        })
+        .map_err(|e| EngineError::Io(e.to_string()))?;
+        let state = State {
+            step: self.step,
+            base_model: self.options.base_model.clone(),
+        };
+        let state = serde_json::to_vec(&state).map_err(weights)?;
         write_synced(&temporary.join("state.json"), &state)?;
         sync_dir(&temporary)?;
         std::fs::rename(&temporary, dir).map_err(|e| io(dir, e))?;
