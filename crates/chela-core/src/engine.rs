@@ -189,14 +189,34 @@ pub type Sampling = BoxStream<'static, Result<SamplingEvent, EngineError>>;
 /// Weights to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// A folder in PEFT's layout: `adapter_config.json`, `adapter_model.safetensors`.
-    Adapter(PathBuf),
+    /// A folder that [`Learner::save`] or another program wrote: an adapter in PEFT's layout (`adapter_config.json`,
+    /// `adapter_model.safetensors`), or a whole model as Hugging Face has it (`config.json`, `model.safetensors`).
+    Folder(PathBuf),
+}
+
+impl Weights {
+    /// The file of an adapter's numbers.
+    pub const ADAPTER: &str = "adapter_model.safetensors";
+    /// The file of a whole model's.
+    pub const MODEL: &str = "model.safetensors";
+
+    /// Whether a folder holds a whole model; else it is read as an adapter. The one place that tells them apart.
+    pub fn is_whole(dir: &Path) -> bool {
+        dir.join(Self::MODEL).is_file() && !dir.join(Self::ADAPTER).is_file()
+    }
+
+    /// Whether either lies there.
+    pub fn are_there(dir: &Path) -> bool {
+        [Self::ADAPTER, Self::MODEL]
+            .iter()
+            .any(|name| dir.join(name).is_file())
+    }
 }
 
 /// What the engine really holds after a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipt {
-    /// SHA-256 over the adapter as resident in the engine: names, shapes, scale and values.
+    /// SHA-256 over the adapter or the whole model as resident in the engine: names, shapes, scale and values.
     pub weights_hash: String,
     /// Log-probs of the canary text under this version, from the engine.
     pub engine_canary: Vec<f32>,
@@ -246,9 +266,11 @@ pub trait PolicyEngine: Send + Sync {
     fn health(&self) -> Result<(), String>;
 }
 
-/// What is trained: a low-rank delta (Hu et al., arXiv 2106.09685): W + (alpha / rank) · B · A.
+/// What is trained: a low-rank delta (Hu et al., arXiv 2106.09685): W + (alpha / rank) · B · A, or all weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterSpec {
+    /// All weights are trained, into a whole model of the profile's own; the other fields say nothing then.
+    pub whole: bool,
     /// Rank r ≥ 1.
     pub rank: usize,
     /// Scale numerator.
@@ -272,6 +294,7 @@ impl Default for AdapterSpec {
             "down_proj",
         ];
         Self {
+            whole: false,
             rank: 16,
             alpha: 32.0,
             targets: targets.iter().map(|t| (*t).to_owned()).collect(),
@@ -321,10 +344,10 @@ pub struct StepReport {
     pub step: u64,
 }
 
-/// Adapter and optimizer state on disk.
+/// Adapter (or whole model) and optimizer state on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The folder: PEFT's two files and the optimizer's.
+    /// The folder: PEFT's two files or a model's, and the optimizer's.
     pub dir: PathBuf,
     /// Optimizer steps done.
     pub step: u64,
@@ -332,7 +355,8 @@ pub struct Checkpoint {
 
 /// Opens learners. Opening is cheap next to a step; only one learner of a profile may be open.
 pub trait Learners: Send + Sync {
-    /// A fresh adapter (equal to the base model) or the one of a checkpoint.
+    /// What equals the base model (a fresh adapter, or all its weights), or what a checkpoint holds. All weights may begin at an adapter's
+    /// checkpoint, which is merged into them, not the other way round.
     fn open(
         &self,
         profile: &Profile,
@@ -359,8 +383,8 @@ pub trait Learner: Send {
     ) -> Result<(), EngineError>;
     /// One AdamW step over the accumulated gradient, which is then cleared.
     fn optim_step(&mut self, params: &OptimParams) -> Result<StepReport, EngineError>;
-    /// SHA-256 over the adapter as it is in memory, equal to what [`PolicyEngine::load`] answers for the same adapter.
+    /// SHA-256 over what is trained as it is in memory, equal to what [`PolicyEngine::load`] answers for the same weights.
     fn weights_hash(&self) -> Result<String, EngineError>;
-    /// Writes and syncs adapter and optimizer into `dir`, which is created and must not exist.
+    /// Writes and syncs weights and optimizer into `dir`, which is created and must not exist.
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError>;
 }

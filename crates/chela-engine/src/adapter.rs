@@ -5,7 +5,7 @@ mod file;
 mod inspect;
 mod tensors;
 
-pub(crate) use self::file::AdapterFile;
+pub(crate) use self::{file::AdapterFile, tensors::TensorFile};
 pub use self::{
     inspect::{AdapterInfo, inspect},
     tensors::{bytes_of, floats, write_synced, write_tensors},
@@ -18,7 +18,7 @@ use crate::{
 };
 use chela_core::{AdapterSpec, EngineError};
 use chela_kernels::Kernels;
-use chela_model::ModelConfig;
+use chela_model::{LayerTensor, ModelConfig};
 use std::path::Path;
 
 /// The seven linear maps of a layer.
@@ -70,6 +70,30 @@ impl Target {
             Self::Gate => "gate_proj",
             Self::Up => "up_proj",
             Self::Down => "down_proj",
+        }
+    }
+
+    /// The matrix it changes.
+    pub fn weight(self) -> LayerTensor {
+        match self {
+            Self::Q => LayerTensor::Q,
+            Self::K => LayerTensor::K,
+            Self::V => LayerTensor::V,
+            Self::O => LayerTensor::O,
+            Self::Gate => LayerTensor::Gate,
+            Self::Up => LayerTensor::Up,
+            Self::Down => LayerTensor::Down,
+        }
+    }
+
+    /// The bias of that map, where families may have one.
+    pub fn bias(self) -> Option<LayerTensor> {
+        match self {
+            Self::Q => Some(LayerTensor::QBias),
+            Self::K => Some(LayerTensor::KBias),
+            Self::V => Some(LayerTensor::VBias),
+            Self::O => Some(LayerTensor::OBias),
+            Self::Gate | Self::Up | Self::Down => None,
         }
     }
 

@@ -1,8 +1,9 @@
-//! SHA-256 over an adapter as it is in memory: names, shapes, scale and values.
+//! SHA-256 over an adapter or a whole model as it is in memory: names, shapes, scale and values.
 
 use crate::{
     adapter::{Lora, Side, Target, bytes_of},
     error::kernel,
+    weights::BaseWeights,
 };
 use chela_core::EngineError;
 use chela_kernels::Kernels;
@@ -41,17 +42,45 @@ impl AdapterDigest {
     fn buffer<K: Kernels>(&mut self, k: &K, buf: &K::Buf) -> Result<(), EngineError> {
         self.values.resize(k.len(buf), 0.0);
         k.read(buf, 0, &mut self.values).map_err(kernel)?;
-        if cfg!(target_endian = "little") {
-            self.hash.update(bytemuck::cast_slice(&self.values));
-        } else {
-            self.hash.update(bytes_of(&self.values));
-        }
+        add(&mut self.hash, &self.values);
         Ok(())
     }
 
     /// In hexadecimal digits.
     pub fn finish(self) -> String {
-        let bytes = self.hash.finalize();
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
+        hexadecimal(self.hash)
     }
+}
+
+/// The hash of a whole model, in hexadecimal digits; `rest` is called between parts of the work.
+pub fn of_model<K: Kernels>(
+    k: &K,
+    model: &BaseWeights<K>,
+    rest: &mut dyn FnMut(),
+) -> Result<String, EngineError> {
+    let mut hash = Sha256::new();
+    for name in model.config.tensor_names() {
+        hash.update(name.to_string().as_bytes());
+        for size in model.config.shape(name).unwrap_or_default() {
+            hash.update(size.to_le_bytes());
+        }
+        model.read(k, name, &mut |values| {
+            add(&mut hash, values);
+            rest();
+        })?;
+    }
+    Ok(hexadecimal(hash))
+}
+
+fn add(hash: &mut Sha256, values: &[f32]) {
+    if cfg!(target_endian = "little") {
+        hash.update(bytemuck::cast_slice(values));
+    } else {
+        hash.update(bytes_of(values));
+    }
+}
+
+fn hexadecimal(hash: Sha256) -> String {
+    let bytes = hash.finalize();
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -16,7 +16,7 @@ use chela_core::{
     Profile, Prompt, Sampling, SamplingParams, Scored, Want, Weights,
 };
 use chela_kernels::Cpu;
-use chela_model::{Model, ModelConfig};
+use chela_model::{Model, ModelConfig, ModelFiles};
 use futures_channel::{mpsc::unbounded, oneshot};
 use std::{
     sync::{
@@ -54,6 +54,8 @@ pub struct EngineOptions {
     pub recompute: bool,
     /// Rank of the adapters that are trained, for the statement of what memory is needed; 0 = none.
     pub trained_rank: usize,
+    /// Learners train all weights: memory is divided so that one learner and two such versions fit.
+    pub train_whole: bool,
 }
 
 impl Default for EngineOptions {
@@ -69,6 +71,7 @@ impl Default for EngineOptions {
             activation_bytes: 0,
             recompute: false,
             trained_rank: AdapterSpec::default().rank,
+            train_whole: false,
         }
     }
 }
@@ -77,6 +80,8 @@ impl Default for EngineOptions {
 pub struct LocalEngine {
     pub(crate) k: Cpu,
     pub(crate) base: Arc<BaseWeights<Cpu>>,
+    /// Where the base model's texts lie.
+    pub(crate) files: ModelFiles,
     info: EngineInfo,
     pub(crate) options: EngineOptions,
     pool: Pool<Cpu>,
@@ -138,6 +143,7 @@ impl LocalEngine {
         Ok(Arc::new(Self {
             k,
             base,
+            files: model.files(),
             info,
             options,
             pool,
@@ -268,7 +274,7 @@ impl LocalEngine {
         let (answer, receiver) = oneshot::channel();
         let scoring = Scoring {
             key: self.key(policy),
-            adapter: None,
+            version: None,
             tokens,
             from,
             want,
@@ -299,8 +305,14 @@ fn plan(
         activations: options.activation_bytes,
     };
     // Adapter, gradient and two moments, all f32.
-    let optimizer = 4 * 4 * low_rank_parameters(&base.config, options.trained_rank);
-    MemoryPlan::new(memory::machine(), (base.bytes(k), optimizer), asked)
+    let (optimizer, version) = if options.train_whole {
+        memory::whole(&base.config)
+    } else {
+        let parameters = low_rank_parameters(&base.config, options.trained_rank);
+        (4 * 4 * parameters, 4 * parameters)
+    };
+    let fixed = (base.bytes(k), optimizer, version);
+    MemoryPlan::new(memory::machine(), fixed, asked)
 }
 
 impl Drop for LocalEngine {
@@ -368,7 +380,7 @@ impl PolicyEngine for LocalEngine {
         version: PolicyVersion,
         weights: Weights,
     ) -> BoxFuture<'static, Result<String, EngineError>> {
-        let Weights::Adapter(dir) = weights;
+        let Weights::Folder(dir) = weights;
         if version.number == 0 {
             return Box::pin(async { Err(crate::error::weights("version 0 is the base model")) });
         }
@@ -382,7 +394,7 @@ impl PolicyEngine for LocalEngine {
     }
 
     fn register(&self, version: PolicyVersion, weights: Weights, hash: Option<String>) {
-        let Weights::Adapter(dir) = weights;
+        let Weights::Folder(dir) = weights;
         if version.number != 0 {
             self.loader.register(version, dir, hash);
         }

@@ -1,11 +1,13 @@
 //! A mixture of experts in the place of a gated unit: rows are gathered by expert, each expert multiplies its rows, and what they give
-//! is added up with the router's weights. Used by serving and training; router and experts are frozen.
+//! is added up with the router's weights. Used by serving and training; no adapter stands on router
+//! and experts, a whole model's training moves both.
 //!
 //! T rows, H hidden, E experts of width I, K of them for a row, R = T · K rows of experts.
 
-use crate::{error::kernel, weights::BaseWeights};
+use crate::{error::kernel, full::Grads, weights::BaseWeights};
 use chela_core::EngineError;
 use chela_kernels::{Acc, GluGrad, Kernels, Linear, Mat, MatMut, Routes, Routing, RowsMode};
+use chela_model::LayerTensor;
 use std::ops::Range;
 
 /// The weights of one layer's experts.
@@ -146,13 +148,14 @@ pub fn forward<K: Kernels>(
     })
 }
 
-/// Derivative by the normed rows, `dh [T, H]`, replaced: through the experts, and through the weights that the router gave them.
+/// Derivative by the normed rows `h [T, H]`: `dh [T, H]`, replaced, through the experts and through the weights that the router gave
+/// them; where all weights are trained, also those of router and experts.
 pub fn backward<K: Kernels>(
     k: &K,
     (base, experts): (&BaseWeights<K>, &Experts<K>),
-    (routed, rows): (&Routed<K>, usize),
-    dout: &K::Buf,
-    dh: &mut K::Buf,
+    (routed, rows, h): (&Routed<K>, usize, &K::Buf),
+    (dout, dh): (&K::Buf, &mut K::Buf),
+    (layer, grads): (usize, &mut Grads<K::Buf>),
 ) -> Result<(), EngineError> {
     let (hidden, wide) = (base.config.hidden, base.config.intermediate);
     let routing = routing(base, rows)?;
@@ -179,8 +182,17 @@ pub fn backward<K: Kernels>(
     for (place, dot) in groups.places.iter().zip(dots) {
         d_weights[*place] = dot;
     }
-    k.scale_rows(&groups.factors(&routed.routes), wide, &mut d_act)
-        .map_err(kernel)?;
+    let factors = groups.factors(&routed.routes);
+    k.scale_rows(&factors, wide, &mut d_act).map_err(kernel)?;
+    if !grads.frozen_base() {
+        k.scale_rows(&factors, hidden, &mut dy).map_err(kernel)?;
+        for (expert, run) in &groups.runs {
+            let place = (layer, LayerTensor::ExpertDowns, *expert);
+            let x = Mat::rows(&act, run.start, run.len(), wide);
+            let dy = Mat::rows(&dy, run.start, run.len(), hidden);
+            grads.add_part(k, place, x, dy)?;
+        }
+    }
     let (mut d_gate, mut d_up) = (act, zeros(r * wide)?);
     let grad = GluGrad {
         dout: &d_act,
@@ -189,6 +201,21 @@ pub fn backward<K: Kernels>(
     };
     k.glu_backward(base.activation, n, &routed.gate, &routed.up, grad)
         .map_err(kernel)?;
+    if !grads.frozen_base() {
+        let mut x = zeros(r * hidden)?;
+        k.gather_rows(h, hidden, &groups.rows, &mut x)
+            .map_err(kernel)?;
+        for (expert, run) in &groups.runs {
+            let x = Mat::rows(&x, run.start, run.len(), hidden);
+            for (d, tensor) in [
+                (&d_gate, LayerTensor::ExpertGates),
+                (&d_up, LayerTensor::ExpertUps),
+            ] {
+                let dy = Mat::rows(d, run.start, run.len(), wide);
+                grads.add_part(k, (layer, tensor, *expert), x, dy)?;
+            }
+        }
+    }
     let mut dx = dy; // as large, and read no more
     for (expert, run) in &groups.runs {
         let n = run.len();
@@ -209,6 +236,8 @@ pub fn backward<K: Kernels>(
     k.route_backward(&routed.logits, routing, routes, &mut d_logits)
         .map_err(kernel)?;
     let from = Mat::new(&d_logits, rows, routing.experts);
+    let place = (layer, LayerTensor::Router, 0);
+    grads.add_part(k, place, Mat::new(h, rows, hidden), from)?;
     let to = MatMut::new(dh, rows, hidden);
     k.linear_dx(from, &experts.router, to, Acc::Add)
         .map_err(kernel)

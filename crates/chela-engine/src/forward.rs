@@ -5,6 +5,7 @@ use crate::{
     error::kernel,
     experts,
     pages::KvCache,
+    version::{self, Held},
     weights::{BaseWeights, LayerWeights, Mlp},
 };
 use chela_core::{EngineError, TokenId};
@@ -12,7 +13,7 @@ use chela_kernels::{
     Acc, Heads, Kernels, KvPiece, Linear, Mat, MatMut, Norm, Product, Rope, RopeDirection,
     RowsMode, Segment,
 };
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 /// New tokens of one sequence.
 pub struct Item<'a, K: Kernels> {
@@ -20,8 +21,8 @@ pub struct Item<'a, K: Kernels> {
     pub cache: &'a mut KvCache<K>,
     /// The tokens.
     pub tokens: &'a [TokenId],
-    /// The version's adapter, `None` = base.
-    pub adapter: Option<Arc<Adapter<K::Buf>>>,
+    /// The version's weights; all items of a pass go through one model (see [`version::model`]), beside it each has its adapter.
+    pub version: Held<K>,
 }
 
 /// Rows that share an adapter.
@@ -271,10 +272,10 @@ pub fn forward<'w, K: Kernels>(
     }
     embed(k, base, &ids, &mut w.x)?;
     rope_tables(k, base, &positions, &mut w.tables)?;
-    let adapters: Vec<Option<Arc<Adapter<K::Buf>>>> =
-        items.iter().map(|i| i.adapter.clone()).collect();
-    let lengths: Vec<usize> = items.iter().map(|i| i.tokens.len()).collect();
-    let spans = spans(&adapters, &lengths);
+    let versions: Vec<Held<K>> = items.iter().map(|i| i.version.clone()).collect();
+    let adapters = versions.iter().map(version::adapter);
+    let lengths = items.iter().map(|i| i.tokens.len());
+    let spans = spans(adapters.zip(lengths));
     for (index, layer) in base.layers.iter().enumerate() {
         attention(k, (base, layer, index), items, (&spans, mode, rows), w)?;
         gated(k, (base, layer, index), (&spans, mode, rows), w)?;
@@ -286,15 +287,15 @@ pub fn forward<'w, K: Kernels>(
 }
 
 /// Neighbouring rows of one adapter become one span.
-fn spans<'a, B>(adapters: &'a [Option<Arc<Adapter<B>>>], lengths: &[usize]) -> Vec<Span<'a, B>> {
+fn spans<'a, B>(rows: impl Iterator<Item = (Option<&'a Adapter<B>>, usize)>) -> Vec<Span<'a, B>> {
     let mut spans: Vec<Span<'a, B>> = Vec::new();
     let mut at = 0;
-    for (adapter, n) in adapters.iter().zip(lengths) {
+    for (adapter, n) in rows {
         let rows = at..at + n;
         at += n;
         let Some(adapter) = adapter else { continue };
         match spans.last_mut() {
-            Some(last) if last.rows.end == rows.start && std::ptr::eq(last.adapter, &**adapter) => {
+            Some(last) if last.rows.end == rows.start && std::ptr::eq(last.adapter, adapter) => {
                 last.rows.end = rows.end;
             }
             _ => spans.push(Span { rows, adapter }),

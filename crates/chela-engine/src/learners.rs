@@ -3,13 +3,17 @@
 use crate::{
     adapter::Adapter,
     engine::LocalEngine,
-    learner::{LearnerOptions, LocalLearner},
+    error::weights,
+    full::Tensors,
+    learner::{Full, LearnerOptions, LocalLearner, Trained},
+    memory, version,
 };
 use chela_core::{
     AdapterSpec, Checkpoint, EngineError, Learner, Learners, OptimParams, PolicyEngine, Profile,
-    Sample, Scored, StepReport, TokenLoss, Want,
+    Sample, Scored, StepReport, TokenLoss, Want, Weights,
 };
-use chela_kernels::Cpu;
+use chela_kernels::{Cpu, Kernels};
+use chela_model::{FolderTexts, Model};
 use std::{
     collections::HashSet,
     path::Path,
@@ -116,10 +120,10 @@ impl LocalEngine {
         spec: &AdapterSpec,
         from: Option<&Checkpoint>,
     ) -> Result<LocalLearner<Cpu>, EngineError> {
-        let config = &self.base.config;
-        let adapter = match from {
-            Some(checkpoint) => Adapter::read(&self.k, config, &checkpoint.dir)?,
-            None => Adapter::fresh(&self.k, config, spec)?,
+        let trained = if spec.whole {
+            Trained::Full(Box::new(self.whole(from)?))
+        } else {
+            Trained::Adapter(self.adapter(spec, from)?)
         };
         let options = LearnerOptions {
             base_model: self.info().model,
@@ -130,13 +134,66 @@ impl LocalEngine {
         let mut learner = LocalLearner::new(
             &self.k,
             self.base.clone(),
-            adapter,
+            trained,
             options,
             self.training.clone(),
         )?;
-        if let Some(checkpoint) = from {
+        // The moments of an adapter say nothing of the weights it was merged into.
+        if let Some(checkpoint) = from
+            && spec.whole == Weights::is_whole(&checkpoint.dir)
+        {
             learner.resume(&checkpoint.dir)?;
         }
         Ok(learner)
+    }
+
+    fn adapter(
+        &self,
+        spec: &AdapterSpec,
+        from: Option<&Checkpoint>,
+    ) -> Result<Adapter<<Cpu as Kernels>::Buf>, EngineError> {
+        let config = &self.base.config;
+        match from {
+            None => Adapter::fresh(&self.k, config, spec),
+            Some(checkpoint) if Weights::is_whole(&checkpoint.dir) => Err(weights(format!(
+                "{} is a whole model, and LoRA trains an adapter beside the base model: set learning.weights = \"full\" to go on from \
+                 it, or roll the profile back to a version with an adapter, or to the base model",
+                checkpoint.dir.display()
+            ))),
+            Some(checkpoint) => Adapter::read(&self.k, config, &checkpoint.dir),
+        }
+    }
+
+    /// All weights: the base model's, a checkpoint's, or those of both when the checkpoint is an adapter.
+    fn whole(&self, from: Option<&Checkpoint>) -> Result<Full<Cpu>, EngineError> {
+        let (k, base) = (&self.k, &*self.base);
+        if let Some(dtype) = base.quantised(k) {
+            return Err(weights(format!(
+                "{} has matrices in {}, and all weights can be trained only from F32, F16 or BF16: open the model in one of these \
+                 types, or set learning.weights = \"lora\", which trains beside quantised weights",
+                self.info().model,
+                dtype.name()
+            )));
+        }
+        memory::room_for_whole(self.memory().machine, base.bytes(k), &base.config)?;
+        let texts = Model::open_text(&self.files).and_then(|model| FolderTexts::of(&model));
+        let texts = texts.map_err(|e| {
+            weights(format!(
+                "all weights are trained into a folder of their own, which needs the model's tokenizer and configuration: {e}"
+            ))
+        })?;
+        let master = match from {
+            None => Tensors::of(k, base)?,
+            Some(checkpoint) if Weights::is_whole(&checkpoint.dir) => {
+                let model = version::read_whole(k, base, &checkpoint.dir, &mut || {})?;
+                Tensors::of(k, &model)?
+            }
+            Some(checkpoint) => {
+                let mut merged = Tensors::of(k, base)?;
+                merged.merge(k, &Adapter::read(k, &base.config, &checkpoint.dir)?)?;
+                merged
+            }
+        };
+        Full::new(k, base, master, texts)
     }
 }

@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod experts;
 mod forward;
+mod full;
 mod learner;
 mod learners;
 mod loader;
@@ -24,6 +25,7 @@ mod rng;
 mod scheduler;
 mod scoring;
 mod training;
+mod version;
 mod weights;
 
 pub use engine::{EngineOptions, LocalEngine};

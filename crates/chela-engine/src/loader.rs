@@ -1,4 +1,4 @@
-//! The thread that brings adapters into memory: those that requests wait for, and those that are published.
+//! The thread that brings versions into memory, adapters and whole models: those that requests wait for, and those that are published.
 //!
 //! Requests for a version that is not in memory wait here, not on the engine's thread: when the adapter has come they go on there as
 //! if they had just arrived. One thread, so that adapters come one after the other: two at once would each take longer, and take the
@@ -6,16 +6,17 @@
 
 use crate::{
     adapter::Adapter,
-    digest::AdapterDigest,
+    digest::{self, AdapterDigest},
     error::weights,
     prefix::CacheKey,
     request::Reply,
     resident::{Found, Home, Loaded, Residents},
     scheduler::Order,
     scoring::Scoring,
+    version::{self, Held, Version},
     weights::BaseWeights,
 };
-use chela_core::{EngineError, PolicyVersion, Profile};
+use chela_core::{EngineError, PolicyVersion, Profile, Weights};
 use chela_kernels::Kernels;
 use futures_channel::oneshot;
 use std::{
@@ -69,15 +70,15 @@ impl<K: Kernels> Waiter<K> {
     }
 
     /// The request with its weights.
-    pub fn pinned(mut self, load: u64, adapter: Option<Arc<Adapter<K::Buf>>>) -> Order<K> {
+    pub fn pinned(mut self, load: u64, version: Held<K>) -> Order<K> {
         self.key().load = load;
         match self {
             Self::Reply(mut reply) => {
-                reply.adapter = adapter;
+                reply.version = version;
                 Order::Sample(reply)
             }
             Self::Score(mut scoring) => {
-                scoring.adapter = adapter;
+                scoring.version = version;
                 Order::Score(scoring)
             }
         }
@@ -93,7 +94,7 @@ impl<K: Kernels> Waiter<K> {
     }
 }
 
-type Versions<K> = Residents<Adapter<<K as Kernels>::Buf>, Waiter<K>>;
+type Versions<K> = Residents<Version<K>, Waiter<K>>;
 
 /// A version to publish, and who is told its hash.
 struct Publish {
@@ -372,21 +373,40 @@ impl<K: Kernels> Shared<K> {
             Err(error) => {
                 let waiters = versions.release(home);
                 drop(versions);
-                tracing::warn!(%version, %error, "an adapter could not be loaded");
+                tracing::warn!(%version, %error, "its weights could not be loaded");
                 waiters.into_iter().for_each(|w| w.fail(error.clone()));
             }
         }
     }
 
     /// A panic is this folder's error: who waits for it is told, and the thread goes on.
-    fn read(&self, dir: &Path, share: f64) -> Result<Loaded<Adapter<K::Buf>>, EngineError> {
-        catch_unwind(AssertUnwindSafe(|| self.read_adapter(dir, share))).unwrap_or_else(|_| {
+    fn read(&self, dir: &Path, share: f64) -> Result<Loaded<Version<K>>, EngineError> {
+        let read = || {
+            if Weights::is_whole(dir) {
+                self.read_whole(dir, share)
+            } else {
+                self.read_adapter(dir, share)
+            }
+        };
+        catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
             let dir = dir.display();
             Err(EngineError::Stopped(format!("reading {dir} panicked")))
         })
     }
 
-    fn read_adapter(&self, dir: &Path, share: f64) -> Result<Loaded<Adapter<K::Buf>>, EngineError> {
+    fn read_whole(&self, dir: &Path, share: f64) -> Result<Loaded<Version<K>>, EngineError> {
+        let mut begun = Instant::now();
+        let mut rest = || self.rest(&mut begun, share);
+        let model = version::read_whole(&self.k, &self.base, dir, &mut rest)?;
+        let hash = digest::of_model(&self.k, &model, &mut rest)?;
+        Ok(Loaded {
+            bytes: model.bytes(&self.k),
+            adapter: Arc::new(Version::Whole(Box::new(model))),
+            hash,
+        })
+    }
+
+    fn read_adapter(&self, dir: &Path, share: f64) -> Result<Loaded<Version<K>>, EngineError> {
         let mut digest = AdapterDigest::default();
         let mut bytes = 0;
         let mut begun = Instant::now();
@@ -398,7 +418,7 @@ impl<K: Kernels> Shared<K> {
             Ok(())
         })?;
         Ok(Loaded {
-            adapter: Arc::new(adapter),
+            adapter: Arc::new(Version::Adapter(adapter)),
             bytes,
             hash: digest.finish(),
         })

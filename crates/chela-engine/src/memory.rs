@@ -1,6 +1,7 @@
 //! How the machine's memory is divided before anything is served: stated once, and kept by whoever spends it.
 
 use chela_core::EngineError;
+use chela_model::ModelConfig;
 
 const MIB: usize = 1 << 20;
 
@@ -13,11 +14,11 @@ pub struct MemoryPlan {
     pub base: usize,
     /// Keys and values: of running requests, and with what they leave, of kept prefixes. One text alone may exceed it.
     pub cache: usize,
-    /// Adapters that no request uses.
+    /// Adapters, and whole models that were trained, that no request uses.
     pub adapters: usize,
     /// What a learner keeps for the way back.
     pub activations: usize,
-    /// Adapter, gradient and two moments of one learner.
+    /// What one learner trains, its gradient and two moments.
     pub optimizer: usize,
 }
 
@@ -33,10 +34,11 @@ pub struct Asked {
 }
 
 impl MemoryPlan {
-    /// Divides a machine's memory. What was asked for is given or refused, what was not is made to fit.
+    /// Divides a machine's memory. What was asked for is given or refused, what was not is made to fit; a gate reads two versions in
+    /// turn, so there is room for two of `version` bytes, if for any.
     pub fn new(
         machine: Option<usize>,
-        (base, optimizer): (usize, usize),
+        (base, optimizer, version): (usize, usize, usize),
         asked: Asked,
     ) -> Result<Self, EngineError> {
         let part = |of: usize, least: usize, most: usize, unknown: usize| {
@@ -44,7 +46,7 @@ impl MemoryPlan {
         };
         let wants = [
             part(4, 0, usize::MAX, 1 << 30),
-            part(16, 256 * MIB, usize::MAX, 256 * MIB),
+            part(16, 256 * MIB, usize::MAX, 256 * MIB).max(2 * version),
             part(4, 0, 4 << 30, 4 << 30),
         ];
         let parts = [asked.cache, asked.adapters, asked.activations];
@@ -116,6 +118,36 @@ impl std::fmt::Display for MemoryPlan {
     }
 }
 
+/// Bytes of a learner of all weights, and of one version that it makes. It holds the weights, their gradient and two moments, and the
+/// weights once more as passes read them, all in f32.
+pub fn whole(config: &ModelConfig) -> (usize, usize) {
+    let version = 4 * config.parameters() as usize;
+    (5 * version, version)
+}
+
+/// Refuses a learner of all weights that this machine has no memory for, beside the base model and the version that is served.
+pub fn room_for_whole(
+    machine: Option<usize>,
+    base: usize,
+    config: &ModelConfig,
+) -> Result<(), EngineError> {
+    let (learner, version) = whole(config);
+    let needs = base + learner + version;
+    match machine {
+        Some(machine) if needs > machine => Err(EngineError::Memory(format!(
+            "training all {} weights takes {}: {} for weights, gradient and two moments in f32, {} for the version that is served, {} for the \
+             base model; this machine has {}: set learning.weights = \"lora\", or take a smaller model",
+            config.parameters(),
+            mib(needs),
+            mib(learner),
+            mib(version),
+            mib(base),
+            mib(machine),
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(MIB))
 }
@@ -149,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_was_not_asked_for_is_made_to_fit() {
-        let plan = |machine, base, asked| MemoryPlan::new(machine, (base, 0), asked).unwrap();
+        let plan = |machine, base, asked| MemoryPlan::new(machine, (base, 0, 0), asked).unwrap();
         let ample = plan(Some(32 * GIB), GIB, Asked::default());
         assert_eq!((ample.cache, ample.adapters), (8 * GIB, 2 * GIB));
         assert_eq!((ample.activations, ample.total()), (4 * GIB, 15 * GIB));
@@ -177,7 +209,7 @@ mod tests {
             cache: 7 * GIB,
             ..Asked::default()
         };
-        let refused = MemoryPlan::new(Some(8 * GIB), (GIB, 10 * MIB), asked).unwrap_err();
+        let refused = MemoryPlan::new(Some(8 * GIB), (GIB, 10 * MIB, 0), asked).unwrap_err();
         let says = refused.to_string();
         for part in ["1024 MiB", "10 MiB", "7168 MiB", "8202 MiB", "has 8192 MiB"] {
             assert!(says.contains(part), "{says}");
@@ -185,8 +217,32 @@ mod tests {
     }
 
     #[test]
+    fn a_learner_of_all_weights_is_refused_with_the_numbers() {
+        let config = chela_model::testing::TinySpec::default().config();
+        let (learner, version) = whole(&config);
+        assert_eq!(learner, 20 * config.parameters() as usize);
+        let needs = 7 * MIB + learner + version;
+        assert!(room_for_whole(Some(needs), 7 * MIB, &config).is_ok());
+        assert!(room_for_whole(None, 7 * MIB, &config).is_ok());
+        let refused = room_for_whole(Some(needs - MIB), 7 * MIB, &config);
+        let says = refused.unwrap_err().to_string();
+        for part in [
+            mib(needs),
+            mib(learner),
+            "7 MiB".to_owned(),
+            mib(needs - MIB),
+        ] {
+            assert!(says.contains(&part), "{part}: {says}");
+        }
+        assert!(says.contains("learning.weights = \"lora\""), "{says}");
+        // Where there is room, two versions of it stay in memory.
+        let plan = MemoryPlan::new(Some(32 * GIB), (GIB, 10 * GIB, 2 * GIB), Asked::default());
+        assert_eq!(plan.unwrap().adapters, 4 * GIB);
+    }
+
+    #[test]
     fn it_says_every_part() {
-        let plan = MemoryPlan::new(Some(32 * GIB), (GIB, 10 * MIB), Asked::default()).unwrap();
+        let plan = MemoryPlan::new(Some(32 * GIB), (GIB, 10 * MIB, 0), Asked::default()).unwrap();
         assert_eq!(
             plan.to_string(),
             "memory: base weights 1024 MiB, cached keys and values up to 8192 MiB, adapters up to 2048 MiB, \

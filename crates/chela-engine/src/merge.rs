@@ -6,9 +6,7 @@ use crate::{
     error::weights,
 };
 use chela_core::EngineError;
-use chela_model::{
-    DType, Edit, LayerTensor, Model, ModelError, Progress, TensorName, write_folder, write_gguf,
-};
+use chela_model::{DType, Edit, Model, ModelError, Progress, TensorName, write_folder, write_gguf};
 use std::path::Path;
 
 /// What is written.
@@ -81,17 +79,9 @@ impl Merging {
         let TensorName::Layer(layer, tensor) = name else {
             return None;
         };
-        let target = match tensor {
-            LayerTensor::Q => Target::Q,
-            LayerTensor::K => Target::K,
-            LayerTensor::V => Target::V,
-            LayerTensor::O => Target::O,
-            LayerTensor::Gate => Target::Gate,
-            LayerTensor::Up => Target::Up,
-            LayerTensor::Down => Target::Down,
-            _ => return None,
-        };
-        self.targets.contains(&target).then_some((layer, target))
+        let mut targets = self.targets.iter();
+        let target = targets.find(|target| target.weight() == tensor)?;
+        Some((layer, *target))
     }
 }
 

@@ -1,13 +1,13 @@
 //! One request's own state: what was asked, where it stands, and how its next token is drawn.
 
-use crate::{adapter::Adapter, error::kernel, pages::KvCache, prefix::CacheKey, rng::Rng};
+use crate::{error::kernel, pages::KvCache, prefix::CacheKey, rng::Rng, version::Held};
 use chela_core::{
     EngineError, FinishReason, Flow, Priority, Profile, SampledToken, SamplingEvent,
     SamplingParams, TokenId,
 };
 use chela_kernels::{Kernels, SamplePolicy, sample_row, token_logprob};
 use futures_channel::mpsc::UnboundedSender;
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 /// Below this temperature the likeliest token is taken.
 const GREEDY: f32 = 0.01;
@@ -19,7 +19,7 @@ pub struct Reply<K: Kernels> {
     /// Version, pinned at arrival, and whose text it is.
     pub key: CacheKey,
     /// Its weights; kept alive by this request even when unloaded. Set when the request reaches the engine's thread.
-    pub adapter: Option<Arc<Adapter<K::Buf>>>,
+    pub version: Held<K>,
     /// Prompt, then reply.
     pub tokens: Vec<TokenId>,
     /// Length of the prompt.
@@ -64,7 +64,7 @@ impl<K: Kernels> Reply<K> {
         let forgotten = !params.keep;
         Self {
             key,
-            adapter: None,
+            version: None,
             prompt: tokens.len(),
             tokens,
             params,

@@ -1,4 +1,5 @@
-//! Which adapters are in memory, where the others lie, what each profile is served, and who waits for which adapter.
+//! Which adapters (or whole models that were trained) are in memory, where the others lie, what each profile is served, and who waits
+//! for which.
 //!
 //! A plain structure without threads and files: whoever owns it locks it, reads the folders it names and tells it what was read.
 //! Adapters that it lets go of are returned, so that freeing them happens outside of the lock.

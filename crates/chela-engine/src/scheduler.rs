@@ -8,6 +8,7 @@ use crate::{
     prefix::{PrefixCache, row},
     request::Reply,
     scoring::{Scoring, advance},
+    version,
     weights::BaseWeights,
 };
 use chela_core::{EngineError, FinishReason, PolicyVersion, Priority, Profile};
@@ -304,32 +305,11 @@ impl<K: Kernels> Scheduler<K> {
             .filter(|(i, _)| indices.contains(i))
             .map(|(_, r)| r)
             .collect();
-        // Rows of one version stand together: their adapters run as one product.
-        chosen.sort_by(|a, b| a.key.cmp(&b.key));
-        let lease = k.lease();
-        let last: Vec<[u32; 1]> = chosen
-            .iter()
-            .map(|r| [r.tokens.last().copied().unwrap_or(0)])
-            .collect();
-        let mut items: Vec<Item<'_, K>> = Vec::with_capacity(chosen.len());
-        for (reply, token) in chosen.iter_mut().zip(&last) {
-            let adapter = reply.adapter.clone();
-            let Some(cache) = reply.cache.as_mut() else {
-                continue;
-            };
-            items.push(Item {
-                cache,
-                tokens: token,
-                adapter,
-            });
-        }
-        let rows = items.len();
-        let x = forward(k, base, &mut items, &mut self.decode_work)?;
-        drop(items);
-        let mut all = logits(k, base, x, rows)?;
-        drop(lease);
-        for (reply, logits) in chosen.iter_mut().zip(all.chunks_mut(base.config.vocab)) {
-            reply.over = reply.draw(logits).transpose();
+        // Rows of one model stand together and run as one pass; among them those of one version, whose adapters run as one product.
+        let model = |r: &Reply<K>| std::ptr::from_ref(version::model(&r.version, base)).addr();
+        chosen.sort_by(|a, b| (model(a), &a.key).cmp(&(model(b), &b.key)));
+        for rows in chosen.chunk_by_mut(|a, b| model(a) == model(b)) {
+            decode(k, base, rows, &mut self.decode_work)?;
         }
         drop(chosen);
         let (over, on): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| r.over.is_some());
@@ -357,7 +337,8 @@ impl<K: Kernels> Scheduler<K> {
         };
         let (k, base) = (&self.k, &self.base);
         let reply = &mut self.running[at];
-        let adapter = reply.adapter.clone();
+        let version = reply.version.clone();
+        let model = version::model(&version, base);
         let Some(cache) = reply.cache.as_mut() else {
             return Ok(false);
         };
@@ -368,14 +349,14 @@ impl<K: Kernels> Scheduler<K> {
         let mut items = [Item {
             cache,
             tokens: &reply.tokens[done..end],
-            adapter,
+            version: version.clone(),
         }];
-        let x = forward(k, base, &mut items, &mut self.chunk_work)?;
+        let x = forward(k, model, &mut items, &mut self.chunk_work)?;
         if !last {
             return Ok(true);
         }
         let hidden = row(k, x, end - done - 1, base.config.hidden)?;
-        let mut logits = logits(k, base, &hidden, 1)?;
+        let mut logits = logits(k, model, &hidden, 1)?;
         drop(lease);
         reply.started();
         match reply.draw(&mut logits) {
@@ -458,6 +439,43 @@ fn next<'a>(
         (priority, busy, i)
     };
     waiting.enumerate().map(rank).min().map(|(.., i)| i)
+}
+
+/// One token for each of these replies, whose rows all go through one model.
+fn decode<K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    replies: &mut [&mut Reply<K>],
+    work: &mut Workspace<K>,
+) -> Result<(), EngineError> {
+    let lease = k.lease();
+    let version = replies.first().and_then(|r| r.version.clone());
+    let model = version::model(&version, base);
+    let last: Vec<[u32; 1]> = replies
+        .iter()
+        .map(|r| [r.tokens.last().copied().unwrap_or(0)])
+        .collect();
+    let mut items: Vec<Item<'_, K>> = Vec::with_capacity(replies.len());
+    for (reply, token) in replies.iter_mut().zip(&last) {
+        let version = reply.version.clone();
+        let Some(cache) = reply.cache.as_mut() else {
+            continue;
+        };
+        items.push(Item {
+            cache,
+            tokens: token,
+            version,
+        });
+    }
+    let rows = items.len();
+    let x = forward(k, model, &mut items, work)?;
+    drop(items);
+    let mut all = logits(k, model, x, rows)?;
+    drop(lease);
+    for (reply, logits) in replies.iter_mut().zip(all.chunks_mut(base.config.vocab)) {
+        reply.over = reply.draw(logits).transpose();
+    }
+    Ok(())
 }
 
 /// Logits `[rows, V]` of hidden rows that are not yet normed.

@@ -1,25 +1,24 @@
 //! Scoring: log-probs of given tokens, read in chunks and asked of the head at the end.
 
 use crate::{
-    adapter::Adapter,
     error::kernel,
     forward::{Item, Workspace, forward, hidden_norm},
     pages::KvCache,
     prefix::CacheKey,
     scheduler::chunk_end,
+    version::{self, Held},
     weights::BaseWeights,
 };
 use chela_core::{EngineError, Priority, Scored, TokenId, Want};
 use chela_kernels::{Kernels, Mat, Pairs};
 use futures_channel::oneshot;
-use std::sync::Arc;
 
 /// A text being scored.
 pub struct Scoring<K: Kernels> {
     /// Whose weights.
     pub key: CacheKey,
     /// The weights; set when the request reaches the engine's thread.
-    pub adapter: Option<Arc<Adapter<K::Buf>>>,
+    pub version: Held<K>,
     /// The text.
     pub tokens: Vec<TokenId>,
     /// First scored token.
@@ -50,7 +49,8 @@ pub fn advance<K: Kernels>(
 ) -> Result<Option<Scored>, EngineError> {
     let width = base.config.hidden;
     let rows = scoring.tokens.len() - scoring.from;
-    let adapter = scoring.adapter.clone();
+    let version = scoring.version.clone();
+    let model = version::model(&version, base);
     let Some(cache) = scoring.cache.as_mut() else {
         return Err(EngineError::Shape("scoring without a cache".to_owned()));
     };
@@ -63,9 +63,9 @@ pub fn advance<K: Kernels>(
     let mut items = [Item {
         cache,
         tokens: &scoring.tokens[done..end],
-        adapter,
+        version: version.clone(),
     }];
-    let x = forward(k, base, &mut items, work)?;
+    let x = forward(k, model, &mut items, work)?;
     let first = scoring.from - 1; // row p predicts token p + 1
     if let (Some(hidden), true) = (scoring.hidden.as_mut(), end > first) {
         let from = done.max(first);
@@ -79,7 +79,7 @@ pub fn advance<K: Kernels>(
     let Some(hidden) = scoring.hidden.take() else {
         return Ok(None);
     };
-    head(k, base, scoring, &hidden, rows).map(Some)
+    head(k, model, scoring, &hidden, rows).map(Some)
 }
 
 fn head<K: Kernels>(

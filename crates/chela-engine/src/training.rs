@@ -1,4 +1,4 @@
-//! The training pass: forward with activations kept, candidate log-probs, and the explicit backward into the adapter.
+//! The training pass: forward with activations kept, candidate log-probs, and the explicit backward into the adapter or all weights.
 //!
 //! Rows of several samples stand in one block; each attends to its own past only. T rows, H hidden, I gated width.
 
@@ -7,6 +7,7 @@ use crate::{
     error::kernel,
     experts::{self, Routed},
     forward::{Span, add_low_rank, embed, head_norm, heads, hidden_norm, rope, rope_tables},
+    full::Grads,
     packing::Block,
     weights::{BaseWeights, LayerWeights, Mlp},
 };
@@ -15,6 +16,7 @@ use chela_kernels::{
     Acc, AttentionSaved, GluGrad, Kernels, Linear, Mat, MatMut, NormGrad, Product, Qkv, QkvGrad,
     RopeDirection, RowsMode,
 };
+use chela_model::{LayerTensor, TensorName};
 
 /// What a layer's backward reads.
 struct Saved<K: Kernels> {
@@ -98,9 +100,9 @@ impl<K: Kernels> Path<K> {
 pub struct Pass<'a, K: Kernels> {
     /// At Train priority.
     pub k: &'a K,
-    /// Frozen.
+    /// What every row goes through: the frozen base, or a whole model in training.
     pub base: &'a BaseWeights<K>,
-    /// Trained.
+    /// Trained, or one without maps.
     pub adapter: &'a Adapter<K::Buf>,
     /// The rows.
     pub block: &'a Block,
@@ -284,12 +286,13 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         (norm, x): (&K::Buf, &K::Buf),
         dy: &K::Buf,
+        dw: Option<&mut K::Buf>,
     ) -> Result<K::Buf, EngineError> {
         let mut dx = self.zeros(self.base.config.hidden)?;
         let grad = NormGrad {
             dx: &mut dx,
             acc: Acc::Set,
-            dw: None,
+            dw,
         };
         let shape = hidden_norm(self.base, self.block.rows());
         self.k
@@ -385,7 +388,7 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         mut tape: Tape<K>,
         mut dx: K::Buf,
-        grads: &mut Adapter<K::Buf>,
+        grads: &mut Grads<K::Buf>,
         mut path: Option<&mut Path<K>>,
     ) -> Result<(), EngineError> {
         tape.inputs.pop();
@@ -404,7 +407,21 @@ impl<K: Kernels> Pass<'_, K> {
             let saved = (saved, table, path.as_deref_mut());
             self.layer_backward(index, &x, saved, &mut dx, grads)?;
         }
-        Ok(())
+        self.embed_backward(dx, grads)
+    }
+
+    /// Adds each row's derivative to its token's row of the embedding, where that is trained.
+    fn embed_backward(&self, mut dx: K::Buf, grads: &mut Grads<K::Buf>) -> Result<(), EngineError> {
+        let (k, c, t) = (self.k, &self.base.config, self.block.rows());
+        let Some(to) = grads.tensor(TensorName::Embed) else {
+            return Ok(());
+        };
+        let factor = c.embed_scale();
+        if factor != 1.0 {
+            k.scale(t * c.hidden, factor, &mut dx).map_err(kernel)?;
+        }
+        k.scatter_add_rows(&dx, c.hidden, &self.block.ids, to)
+            .map_err(kernel)
     }
 
     /// Turns `dx` from the derivative by the layer's output into that by its input.
@@ -414,7 +431,7 @@ impl<K: Kernels> Pass<'_, K> {
         x: &K::Buf,
         (saved, table, path): (Saved<K>, &K::Buf, Option<&mut Path<K>>),
         dx: &mut K::Buf,
-        grads: &mut Adapter<K::Buf>,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let layer = &self.base.layers[index];
@@ -422,7 +439,10 @@ impl<K: Kernels> Pass<'_, K> {
         // dx is now the derivative by `mid`.
         let mut d_o = self.zeros(c.heads * c.head_dim)?;
         let own = match (&layer.post_norms, &saved.before_post) {
-            (Some((norm, _)), Some((x, _))) => Some(self.post_norm_backward((norm, x), dx)?),
+            (Some((norm, _)), Some((x, _))) => {
+                let dw = grads.of_layer(index, LayerTensor::PostAttnNorm);
+                Some(self.post_norm_backward((norm, x), dx, dw)?)
+            }
             _ => None,
         };
         self.linear_backward(
@@ -432,7 +452,8 @@ impl<K: Kernels> Pass<'_, K> {
             (&mut d_o, Acc::Set),
             grads,
         )?;
-        let (dq, dk, dv) = self.attention_backward(index, &saved, (table, &d_o), path)?;
+        let at = (table, path);
+        let (dq, dk, dv) = self.attention_backward(index, &saved, at, &d_o, grads)?;
         let mut h = self.zeros(c.hidden)?;
         k.rms_norm(x, &layer.attn_norm, hidden_norm(self.base, t), &mut h)
             .map_err(kernel)?;
@@ -440,13 +461,13 @@ impl<K: Kernels> Pass<'_, K> {
         self.linear_backward((index, Target::Q), &h, &dq, (&mut dh, Acc::Set), grads)?;
         self.linear_backward((index, Target::K), &h, &dk, (&mut dh, Acc::Add), grads)?;
         self.linear_backward((index, Target::V), &h, &dv, (&mut dh, Acc::Add), grads)?;
-        if index == 0 {
-            return Ok(()); // the embedding is frozen
+        if index == 0 && grads.frozen_base() {
+            return Ok(()); // so is the embedding
         }
         let grad = NormGrad {
             dx,
             acc: Acc::Add,
-            dw: None,
+            dw: grads.of_layer(index, LayerTensor::AttnNorm),
         };
         k.rms_norm_backward(x, &layer.attn_norm, &dh, hidden_norm(self.base, t), grad)
             .map_err(kernel)
@@ -458,8 +479,9 @@ impl<K: Kernels> Pass<'_, K> {
         &self,
         index: usize,
         saved: &Saved<K>,
-        (table, d_o): (&K::Buf, &K::Buf),
-        path: Option<&mut Path<K>>,
+        (table, path): (&K::Buf, Option<&mut Path<K>>),
+        d_o: &K::Buf,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(K::Buf, K::Buf, K::Buf), EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let (mut dq, mut dk, mut dv) = (
@@ -510,8 +532,10 @@ impl<K: Kernels> Pass<'_, K> {
             .map_err(kernel)?;
         let norms = &self.base.layers[index].qk_norm;
         if let (Some((q_norm, k_norm)), Some((q, key))) = (norms, &saved.plain_qk) {
-            dq = self.head_norm_backward(q, q_norm, &dq, c.heads)?;
-            dk = self.head_norm_backward(key, k_norm, &dk, c.kv_heads)?;
+            let dw = grads.of_layer(index, LayerTensor::QNorm);
+            dq = self.head_norm_backward((q, q_norm), &dq, c.heads, dw)?;
+            let dw = grads.of_layer(index, LayerTensor::KNorm);
+            dk = self.head_norm_backward((key, k_norm), &dk, c.kv_heads, dw)?;
         }
         Ok((dq, dk, dv))
     }
@@ -521,19 +545,22 @@ impl<K: Kernels> Pass<'_, K> {
         index: usize,
         saved: &Saved<K>,
         dx: &mut K::Buf,
-        grads: &mut Adapter<K::Buf>,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(), EngineError> {
         let (k, t) = (self.k, self.block.rows());
         let layer = &self.base.layers[index];
         let own = match (&layer.post_norms, &saved.before_post) {
-            (Some((_, norm)), Some((_, x))) => Some(self.post_norm_backward((norm, x), dx)?),
+            (Some((_, norm)), Some((_, x))) => {
+                let dw = grads.of_layer(index, LayerTensor::PostMlpNorm);
+                Some(self.post_norm_backward((norm, x), dx, dw)?)
+            }
             _ => None,
         };
         let dh = self.mlp_backward(index, saved, own.as_ref().unwrap_or(dx), grads)?;
         let grad = NormGrad {
             dx,
             acc: Acc::Add,
-            dw: None,
+            dw: grads.of_layer(index, LayerTensor::MlpNorm),
         };
         k.rms_norm_backward(
             &saved.mid,
@@ -551,15 +578,19 @@ impl<K: Kernels> Pass<'_, K> {
         index: usize,
         saved: &Saved<K>,
         dout: &K::Buf,
-        grads: &mut Adapter<K::Buf>,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<K::Buf, EngineError> {
         let (k, c, t) = (self.k, &self.base.config, self.block.rows());
         let layer = &self.base.layers[index];
-        let mut dh = self.zeros(c.hidden)?;
+        let (mut h, mut dh) = (self.zeros(c.hidden)?, self.zeros(c.hidden)?);
+        let norm = hidden_norm(self.base, t);
+        k.rms_norm(&saved.mid, &layer.mlp_norm, norm, &mut h)
+            .map_err(kernel)?;
         let (gate, up) = match (&saved.mlp, &layer.mlp) {
             (SavedMlp::Gated(gate, up), _) => (gate, up),
             (SavedMlp::Experts(routed), Mlp::Experts(own)) => {
-                experts::backward(k, (self.base, own), (routed, t), dout, &mut dh)?;
+                let (base, to) = ((self.base, own), (dout, &mut dh));
+                experts::backward(k, base, (routed, t, &h), to, (index, grads))?;
                 return Ok(dh);
             }
             _ => return Err(EngineError::Shape("a tape of another model".to_owned())),
@@ -579,10 +610,6 @@ impl<K: Kernels> Pass<'_, K> {
         };
         k.glu_backward(self.base.activation, n, gate, up, grad)
             .map_err(kernel)?;
-        let mut h = self.zeros(c.hidden)?;
-        let norm = hidden_norm(self.base, t);
-        k.rms_norm(&saved.mid, &layer.mlp_norm, norm, &mut h)
-            .map_err(kernel)?;
         let to = (&mut dh, Acc::Set);
         self.linear_backward((index, Target::Gate), &h, &d_gate, to, grads)?;
         let to = (&mut dh, Acc::Add);
@@ -592,16 +619,16 @@ impl<K: Kernels> Pass<'_, K> {
 
     fn head_norm_backward(
         &self,
-        x: &K::Buf,
-        w: &K::Buf,
+        (x, w): (&K::Buf, &K::Buf),
         dy: &K::Buf,
         heads: usize,
+        dw: Option<&mut K::Buf>,
     ) -> Result<K::Buf, EngineError> {
         let mut dx = self.zeros(heads * self.base.config.head_dim)?;
         let grad = NormGrad {
             dx: &mut dx,
             acc: Acc::Set,
-            dw: None,
+            dw,
         };
         let norm = head_norm(self.base, self.block.rows() * heads);
         self.k
@@ -610,23 +637,29 @@ impl<K: Kernels> Pass<'_, K> {
         Ok(dx)
     }
 
-    /// From dy `[T, out]`: dx (+)= dy W + s (dy B) A, dB += s dyᵀ (x Aᵀ), dA += s (dy B)ᵀ x.
+    /// From dy `[T, out]`: dx (+)= dy W + s (dy B) A; dB += s dyᵀ (x Aᵀ), dA += s (dy B)ᵀ x, or dW += dyᵀ x.
     fn linear_backward(
         &self,
         (index, target): (usize, Target),
         x: &K::Buf,
         dy: &K::Buf,
         (dx, acc): (&mut K::Buf, Acc),
-        grads: &mut Adapter<K::Buf>,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(), EngineError> {
         let (out, input) = target.shape(&self.base.config);
         let (k, t, r) = (self.k, self.block.rows(), self.adapter.rank);
         let weight = self.base.layers[index].linear(target)?;
         k.linear_dx(Mat::new(dy, t, out), weight, MatMut::new(dx, t, input), acc)
             .map_err(kernel)?;
+        grads.add_linear(
+            k,
+            (index, target),
+            Mat::new(x, t, input),
+            Mat::new(dy, t, out),
+        )?;
         let (Some(lora), Some(grad)) = (
             &self.adapter.layers[index][target as usize],
-            &mut grads.layers[index][target as usize],
+            grads.lora(index, target),
         ) else {
             return Ok(());
         };

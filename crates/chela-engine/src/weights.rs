@@ -1,4 +1,4 @@
-//! The base weights as the kernels hold them: once, in their stored types, shared by serving and training.
+//! The base weights as the kernels hold them: once, in their stored types, shared by serving and training; and whole models that were trained, in the same form.
 
 use crate::{
     adapter::Target,
@@ -71,19 +71,45 @@ pub struct BaseWeights<K: Kernels> {
     pub activation: Activation,
 }
 
+/// Where a model's tensors come from: its files, or what was trained in memory.
+pub trait Source<K: Kernels> {
+    /// A matrix, or a stack of them.
+    fn matrix(&mut self, name: TensorName) -> Result<K::Weight, EngineError>;
+    /// A norm or a bias.
+    fn vector(&mut self, name: TensorName) -> Result<K::Buf, EngineError>;
+}
+
+/// A tensor as it is in memory.
+pub enum Tensor<'a, K: Kernels> {
+    /// One, or the parts of a stack.
+    Matrices(&'a [K::Weight]),
+    /// A norm or a bias.
+    Vector(&'a K::Buf),
+}
+
 impl<K: Kernels> BaseWeights<K> {
     /// Reads a model's tensors one by one; each moves into the kernels without a second copy.
     pub fn load(model: &Model, k: &K) -> Result<Self, EngineError> {
         let config = model.config().clone();
-        let embed = matrix(model, k, TensorName::Embed)?;
+        Self::build(k, config, &mut Files { model, k })
+    }
+
+    /// A model of this configuration, its tensors in the order of a forward pass.
+    pub fn build(
+        k: &K,
+        config: ModelConfig,
+        from: &mut dyn Source<K>,
+    ) -> Result<Self, EngineError> {
+        let embed = from.matrix(TensorName::Embed)?;
+        let layers = (0..config.layers)
+            .map(|layer| build_layer(k, &config, layer, from))
+            .collect::<Result<_, _>>()?;
+        let final_norm = from.vector(TensorName::FinalNorm)?;
         let head = if config.tie_embeddings {
             embed.clone()
         } else {
-            matrix(model, k, TensorName::Head)?
+            from.matrix(TensorName::Head)?
         };
-        let layers = (0..config.layers)
-            .map(|layer| load_layer(model, k, &config, layer))
-            .collect::<Result<_, _>>()?;
         let ropes = [Some(&config.rope), config.local_rope.as_ref()];
         let ropes = ropes.into_iter().flatten();
         let ropes = ropes.map(|rope| rope.inverse_frequencies(config.head_dim));
@@ -92,7 +118,6 @@ impl<K: Kernels> BaseWeights<K> {
             Family::Gemma3 => Activation::GeluTanh,
             Family::Llama | Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => Activation::Silu,
         };
-        let final_norm = vector(model, k, TensorName::FinalNorm)?;
         Ok(Self {
             config,
             embed,
@@ -103,9 +128,86 @@ impl<K: Kernels> BaseWeights<K> {
             activation,
         })
     }
-}
 
-impl<K: Kernels> BaseWeights<K> {
+    /// One of [`ModelConfig::tensor_names`].
+    pub fn tensor(&self, name: TensorName) -> Result<Tensor<'_, K>, EngineError> {
+        use LayerTensor as L;
+        use Tensor::{Matrices, Vector};
+        let one = std::slice::from_ref;
+        let found = match name {
+            TensorName::Embed => Some(Matrices(one(&self.embed))),
+            TensorName::Head => Some(Matrices(one(&self.head))),
+            TensorName::FinalNorm => Some(Vector(&self.final_norm)),
+            TensorName::Layer(layer, tensor) => {
+                let of = &self.layers[layer];
+                let [q, k, v, o] = &of.attention;
+                let [bias_q, bias_k, bias_v, bias_o] = &of.bias;
+                let vector = |found: Option<_>| found.map(Vector);
+                let map = |at: usize| match &of.mlp {
+                    Mlp::Gated(maps) => Some(Matrices(one(&maps[at]))),
+                    Mlp::Experts(_) => None,
+                };
+                let stack = |which: fn(&Experts<K>) -> &[K::Weight]| match &of.mlp {
+                    Mlp::Gated(_) => None,
+                    Mlp::Experts(own) => Some(Matrices(which(own))),
+                };
+                match tensor {
+                    L::AttnNorm => Some(Vector(&of.attn_norm)),
+                    L::MlpNorm => Some(Vector(&of.mlp_norm)),
+                    L::Q => Some(Matrices(one(q))),
+                    L::K => Some(Matrices(one(k))),
+                    L::V => Some(Matrices(one(v))),
+                    L::O => Some(Matrices(one(o))),
+                    L::QBias => vector(bias_q.as_ref()),
+                    L::KBias => vector(bias_k.as_ref()),
+                    L::VBias => vector(bias_v.as_ref()),
+                    L::OBias => vector(bias_o.as_ref()),
+                    L::QNorm => vector(of.qk_norm.as_ref().map(|(q, _)| q)),
+                    L::KNorm => vector(of.qk_norm.as_ref().map(|(_, k)| k)),
+                    L::PostAttnNorm => vector(of.post_norms.as_ref().map(|(attn, _)| attn)),
+                    L::PostMlpNorm => vector(of.post_norms.as_ref().map(|(_, mlp)| mlp)),
+                    L::Gate => map(0),
+                    L::Up => map(1),
+                    L::Down => map(2),
+                    L::Router => stack(|own| std::slice::from_ref(&own.router)),
+                    L::ExpertGates => stack(|own| &own.gate),
+                    L::ExpertUps => stack(|own| &own.up),
+                    L::ExpertDowns => stack(|own| &own.down),
+                }
+            }
+        };
+        found.ok_or_else(|| EngineError::Shape(format!("{name} of a model without it")))
+    }
+
+    /// Shows a tensor's numbers in their order, as f32 and some rows at a time.
+    pub fn read(
+        &self,
+        k: &K,
+        name: TensorName,
+        see: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
+        const ROWS: usize = 256;
+        match self.tensor(name)? {
+            Tensor::Vector(buf) => see(&k.download(buf).map_err(kernel)?),
+            Tensor::Matrices(parts) => {
+                for part in parts {
+                    let (rows, cols) = k.weight_shape(part);
+                    let mut out = k.zeros(ROWS.min(rows) * cols).map_err(kernel)?;
+                    let mut host = vec![0.0; ROWS.min(rows) * cols];
+                    for from in (0..rows).step_by(ROWS) {
+                        let ids: Vec<u32> =
+                            (from..(from + ROWS).min(rows)).map(|r| r as u32).collect();
+                        k.embed(part, &ids, &mut out).map_err(kernel)?;
+                        let values = &mut host[..ids.len() * cols];
+                        k.read(&out, 0, values).map_err(kernel)?;
+                        see(values);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of its matrices in their stored types (norms and biases are small beside them).
     pub fn bytes(&self, k: &K) -> usize {
         let of = |weight: &K::Weight| {
@@ -113,67 +215,71 @@ impl<K: Kernels> BaseWeights<K> {
             let dtype = k.weight_dtype(weight);
             rows * cols / dtype.block() * dtype.block_bytes()
         };
-        let head = if self.config.tie_embeddings {
-            0
-        } else {
-            of(&self.head)
-        };
-        let layers = self.layers.iter().map(|layer| {
-            let rest: usize = match &layer.mlp {
-                Mlp::Gated(maps) => maps.iter().map(of).sum(),
-                Mlp::Experts(own) => {
-                    let maps = own.gate.iter().chain(&own.up).chain(&own.down);
-                    maps.chain([&own.router]).map(of).sum()
-                }
-            };
-            layer.attention.iter().map(of).sum::<usize>() + rest
+        let names = self.config.tensor_names().into_iter();
+        let matrices = names.filter_map(|name| match self.tensor(name) {
+            Ok(Tensor::Matrices(parts)) => Some(parts.iter().map(of).sum::<usize>()),
+            _ => None,
         });
-        of(&self.embed) + head + layers.sum::<usize>()
+        matrices.sum()
+    }
+
+    /// The type of its first quantised matrix, where it has one.
+    pub fn quantised(&self, k: &K) -> Option<DType> {
+        let names = self.config.tensor_names().into_iter();
+        names.into_iter().find_map(|name| match self.tensor(name) {
+            Ok(Tensor::Matrices(parts)) => {
+                let mut types = parts.iter().map(|part| k.weight_dtype(part));
+                types.find(|t| !matches!(t, DType::F32 | DType::F16 | DType::BF16))
+            }
+            _ => None,
+        })
     }
 }
 
-fn load_layer<K: Kernels>(
-    model: &Model,
+fn build_layer<K: Kernels>(
     k: &K,
     config: &ModelConfig,
     layer: usize,
+    from: &mut dyn Source<K>,
 ) -> Result<LayerWeights<K>, EngineError> {
     use LayerTensor as L;
-    let m = |t| matrix(model, k, TensorName::Layer(layer, t));
-    let v = |t| vector(model, k, TensorName::Layer(layer, t));
-    let bias = |on: bool, t| if on { v(t).map(Some) } else { Ok(None) };
+    let name = |t| TensorName::Layer(layer, t);
+    let mut given = |t| match config.shape(name(t)) {
+        Some(_) => from.vector(name(t)).map(Some),
+        None => Ok(None),
+    };
+    let bias = [
+        given(L::QBias)?,
+        given(L::KBias)?,
+        given(L::VBias)?,
+        given(L::OBias)?,
+    ];
+    let qk_norm = given(L::QNorm)?.zip(given(L::KNorm)?);
+    let post_norms = given(L::PostAttnNorm)?.zip(given(L::PostMlpNorm)?);
+    let mut v = |t| from.vector(name(t));
+    let (attn_norm, mlp_norm) = (v(L::AttnNorm)?, v(L::MlpNorm)?);
+    let mut m = |t| from.matrix(name(t));
     Ok(LayerWeights {
-        attn_norm: v(L::AttnNorm)?,
-        mlp_norm: v(L::MlpNorm)?,
+        attn_norm,
+        mlp_norm,
         attention: [m(L::Q)?, m(L::K)?, m(L::V)?, m(L::O)?],
         mlp: match config.experts {
             None => Mlp::Gated([m(L::Gate)?, m(L::Up)?, m(L::Down)?]),
             Some(experts) => {
-                let each = |t| split(k, &m(t)?, experts.count);
+                let mut each = |t| split(k, &m(t)?, experts.count);
+                let (gate, up) = (each(L::ExpertGates)?, each(L::ExpertUps)?);
+                let down = each(L::ExpertDowns)?;
                 Mlp::Experts(Experts {
                     router: m(L::Router)?,
-                    gate: each(L::ExpertGates)?,
-                    up: each(L::ExpertUps)?,
-                    down: each(L::ExpertDowns)?,
+                    gate,
+                    up,
+                    down,
                 })
             }
         },
-        bias: [
-            bias(config.qkv_bias, L::QBias)?,
-            bias(config.qkv_bias, L::KBias)?,
-            bias(config.qkv_bias, L::VBias)?,
-            bias(config.o_bias, L::OBias)?,
-        ],
-        qk_norm: if config.qk_norm {
-            Some((v(L::QNorm)?, v(L::KNorm)?))
-        } else {
-            None
-        },
-        post_norms: if config.family.post_norms() {
-            Some((v(L::PostAttnNorm)?, v(L::PostMlpNorm)?))
-        } else {
-            None
-        },
+        bias,
+        qk_norm,
+        post_norms,
         window: config.window(layer),
         rope: usize::from(config.local_rope.is_some() && config.window(layer).is_some()),
     })
@@ -188,17 +294,28 @@ fn split<K: Kernels>(k: &K, stack: &K::Weight, n: usize) -> Result<Vec<K::Weight
         .map_err(kernel)
 }
 
-fn matrix<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Weight, EngineError> {
-    let tensor: TensorData = model.tensor(name).map_err(weights)?;
-    let [rows, cols] = tensor.shape;
-    let dtype = dtype(tensor.dtype);
-    k.weight(dtype, rows, cols, Arc::new(tensor.bytes))
-        .map_err(kernel)
+/// A model's files.
+pub struct Files<'a, K> {
+    /// Opened.
+    pub model: &'a Model,
+    /// Takes the bytes.
+    pub k: &'a K,
 }
 
-fn vector<K: Kernels>(model: &Model, k: &K, name: TensorName) -> Result<K::Buf, EngineError> {
-    let tensor = model.tensor(name).map_err(weights)?;
-    k.upload(&tensor.to_f32()).map_err(kernel)
+impl<K: Kernels> Source<K> for Files<'_, K> {
+    fn matrix(&mut self, name: TensorName) -> Result<K::Weight, EngineError> {
+        let tensor: TensorData = self.model.tensor(name).map_err(weights)?;
+        let [rows, cols] = tensor.shape;
+        let dtype = dtype(tensor.dtype);
+        self.k
+            .weight(dtype, rows, cols, Arc::new(tensor.bytes))
+            .map_err(kernel)
+    }
+
+    fn vector(&mut self, name: TensorName) -> Result<K::Buf, EngineError> {
+        let tensor = self.model.tensor(name).map_err(weights)?;
+        self.k.upload(&tensor.to_f32()).map_err(kernel)
+    }
 }
 
 fn dtype(dtype: chela_model::DType) -> DType {

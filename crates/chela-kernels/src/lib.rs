@@ -23,9 +23,9 @@ pub use cpu::{Cpu, CpuBuf, CpuWeight};
 pub use dtype::DType;
 pub use error::{KernelError, Result};
 pub use ops::{
-    Acc, Activation, AdamW, AttentionSaved, GluGrad, Heads, Kernels, KvPiece, Linear, Mat, MatMut,
-    Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope, RopeDirection,
-    Routes, Routing, RowsMode, TopK, Want, WeightBytes,
+    Acc, Activation, AdamW, AttentionSaved, GluGrad, HeadGrad, Heads, Kernels, KvPiece, Linear,
+    Mat, MatMut, Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope,
+    RopeDirection, Routes, Routing, RowsMode, TopK, Want, WeightBytes,
 };
 pub use pool::{Pool, Priority, ServeLease};
 pub use rates::{measured_memory_gbs, measured_sgemm_gflops};

@@ -340,6 +340,15 @@ pub struct PairGrads<'a> {
     pub entropy: Option<(&'a [f32], &'a [f32])>,
 }
 
+/// Where the gradients of the head go; both are added to.
+#[derive(Debug)]
+pub struct HeadGrad<'a, B> {
+    /// `[R, H]`
+    pub dhidden: MatMut<'a, B>,
+    /// `[V, H]`, by the head's own matrix; `None` where it is frozen.
+    pub dhead: Option<MatMut<'a, B>>,
+}
+
 /// How rows are sent to experts: from the softmax over the logits `[T, E]` of each row, the `active` likeliest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Routing {
@@ -674,14 +683,15 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         pairs: Pairs<'_>,
         want: Want,
     ) -> Result<PairScores>;
-    /// Adds to `dhidden [R, H]` the gradients of [`Kernels::head_scores`]: with `p` the softmax of a
-    /// pair, `dz_j = (Σ_c d_c (1[j = c] - p_j) - d_entropy p_j (log p_j + entropy)) / T`.
+    /// Adds the gradients of [`Kernels::head_scores`]: with `p` the softmax of a pair, `dz_j =
+    /// (Σ_c d_c (1[j = c] - p_j) - d_entropy p_j (log p_j + entropy)) / T`; `dhidden = dz · head`,
+    /// `dhead = dzᵀ · hidden`. `[R, V]` never exists here either.
     fn head_backward(
         &self,
         head: &Self::Weight,
         hidden: Mat<'_, Self::Buf>,
         pairs: Pairs<'_>,
         grads: PairGrads<'_>,
-        dhidden: MatMut<'_, Self::Buf>,
+        to: HeadGrad<'_, Self::Buf>,
     ) -> Result;
 }

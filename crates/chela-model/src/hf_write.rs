@@ -179,32 +179,40 @@ fn llama3_of(rope: &Rope, head_dim: usize, factors: &[f32]) -> Option<(f32, usiz
     (given.len() == made.len() && given.iter().zip(&made).all(near)).then_some((factor, original))
 }
 
-/// Writes config.json, generation_config.json, tokenizer.json and tokenizer_config.json of a model
-/// that comes from a GGUF file.
-pub(crate) fn write_texts(model: &Model, folder: &Path, dtype: DType) -> Result<()> {
+/// The text files of a folder of this model, by name.
+pub(crate) fn texts(model: &Model, dtype: DType) -> Result<Vec<(String, Vec<u8>)>> {
+    match model.folder() {
+        Some(from) => copied_texts(from, dtype),
+        None => made_texts(model, dtype),
+    }
+}
+
+/// config.json, generation_config.json, tokenizer.json and tokenizer_config.json of a model that comes from a GGUF file.
+fn made_texts(model: &Model, dtype: DType) -> Result<Vec<(String, Vec<u8>)>> {
     let config = model.config();
     let unsupported = |what: String| ModelError::Unsupported {
-        path: folder.join("config.json"),
+        path: "config.json".into(),
         what: format!("a Hugging Face folder of a model with {what}"),
         hint: "write a GGUF file".to_owned(),
     };
     let json = config_json(config, dtype).map_err(unsupported)?;
-    write_json(&folder.join("config.json"), &json)?;
+    let mut texts = vec![("config.json".to_owned(), json_text(&json))];
     let mut generation = json!({ "eos_token_id": config.end_ids });
     if let Some(id) = config.bos_id {
         generation["bos_token_id"] = json!(id);
     }
-    write_json(&folder.join("generation_config.json"), &generation)?;
+    texts.push(("generation_config.json".to_owned(), json_text(&generation)));
 
-    let path = folder.join("tokenizer.json");
+    let name = "tokenizer.json";
     let mut tokenizer = model.tokenizer()?;
     if config.add_bos {
-        open_with_bos(&mut tokenizer, model).map_err(|e| ModelError::tokenizer(&path, e))?;
+        open_with_bos(&mut tokenizer, model)
+            .map_err(|e| ModelError::tokenizer(Path::new(name), e))?;
     }
     let text = tokenizer
         .to_string(false)
-        .map_err(|e| ModelError::tokenizer(&path, e))?;
-    write_synced(&path, text.as_bytes())?;
+        .map_err(|e| ModelError::tokenizer(Path::new(name), e))?;
+    texts.push((name.to_owned(), text.into_bytes()));
 
     let mut json = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -227,7 +235,8 @@ pub(crate) fn write_texts(model: &Model, folder: &Path, dtype: DType) -> Result<
         (Some(plain), None) => json["chat_template"] = json!(plain),
         _ => {}
     }
-    write_json(&folder.join("tokenizer_config.json"), &json)
+    texts.push(("tokenizer_config.json".to_owned(), json_text(&json)));
+    Ok(texts)
 }
 
 /// A GGUF file has this as a switch, a tokenizer.json as a template for one text.
@@ -267,13 +276,14 @@ const COPIED: [&str; 9] = [
     "tokenizer.model",
 ];
 
-/// Copies the text files of the folder `from`; config.json gets the new type of the weights.
-pub(crate) fn copy_texts(from: &Path, to: &Path, dtype: DType) -> Result<()> {
+/// The text files of the folder `from`; config.json gets the new type of the weights.
+fn copied_texts(from: &Path, dtype: DType) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut texts = Vec::new();
     for name in COPIED {
         let path = from.join(name);
         if path.exists() {
             let bytes = std::fs::read(&path).map_err(|e| ModelError::io(&path, e))?;
-            write_synced(&to.join(name), &bytes)?;
+            texts.push((name.to_owned(), bytes));
         }
     }
     let mut config = crate::json::read(&from.join("config.json"))?;
@@ -284,11 +294,12 @@ pub(crate) fn copy_texts(from: &Path, to: &Path, dtype: DType) -> Result<()> {
         "torch_dtype"
     };
     config[key] = json!(torch_name(dtype));
-    write_json(&to.join("config.json"), &config)
+    texts.push(("config.json".to_owned(), json_text(&config)));
+    Ok(texts)
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
-    write_synced(path, format!("{value:#}\n").as_bytes())
+fn json_text(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
 }
 
 /// Writes a file and syncs it.

@@ -10,6 +10,7 @@ mod config_hf;
 mod dequant;
 mod encode;
 mod error;
+mod folder;
 mod gguf;
 mod gguf_meta;
 mod gguf_write;
@@ -35,6 +36,7 @@ mod tokenizer_write;
 
 pub use config::{Experts, Family, ModelConfig, Rope, RopeScaling};
 pub use error::{ModelError, Result};
+pub use folder::{FolderTexts, write_model_f32, write_vectors_f32};
 pub use model::{Model, tokenizer_hash};
 pub use names::{LayerTensor, TensorName};
 pub use progress::{NoProgress, Progress, TerminalProgress};

@@ -336,6 +336,20 @@ impl Model {
         self.specials.pad_token.as_deref()
     }
 
+    /// Its files, to open it again.
+    pub fn files(&self) -> ModelFiles {
+        let layout = match &self.text {
+            TextSource::Folder(folder) => Layout::Folder(folder.clone()),
+            TextSource::Gguf(_) => {
+                Layout::Gguf(self.gguf_path().unwrap_or(Path::new("")).to_owned())
+            }
+        };
+        ModelFiles {
+            name: self.name.clone(),
+            layout,
+        }
+    }
+
     /// The folder it was read from.
     pub(crate) fn folder(&self) -> Option<&Path> {
         match &self.text {

@@ -117,9 +117,8 @@ pub fn write_folder(
     let staged = Staged::new(to)?;
     let folder = staged.temporary.clone();
     std::fs::create_dir_all(&folder).map_err(|e| ModelError::io(&folder, e))?;
-    match model.folder() {
-        Some(from) => hf_write::copy_texts(from, &folder, dtype)?,
-        None => hf_write::write_texts(model, &folder, dtype)?,
+    for (name, bytes) in hf_write::texts(model, dtype)? {
+        hf_write::write_synced(&folder.join(name), &bytes)?;
     }
     write_weights(
         model,
@@ -143,16 +142,7 @@ fn write_weights(
 ) -> Result<()> {
     let config = model.config();
     let names = config.tensor_names();
-    let shape = |name: &TensorName| config.shape(*name).unwrap_or_default();
-    // The bytes of a stack are those of its parts, one after the other.
-    let parts = |name: &TensorName| {
-        let [rows, cols] = shape(name);
-        let shape = [rows / config.stack(*name), cols];
-        let names = name.hugging_face_parts(config).into_iter();
-        names.map(move |part| (part, shape)).collect::<Vec<_>>()
-    };
-    let table: Vec<_> = names.iter().flat_map(parts).collect();
-    let mut writer = SafetensorsWriter::create(path, dtype, &table)?;
+    let mut writer = SafetensorsWriter::create(path, dtype, &crate::folder::table(config))?;
     let mut meter = Meter::new(
         progress,
         path,

@@ -116,7 +116,7 @@ impl Publisher<'_> {
         let version = &record.version;
         let load = self
             .engine
-            .load(version.clone(), Weights::Adapter(self.dir(record)));
+            .load(version.clone(), Weights::Folder(self.dir(record)));
         let weights_hash = block_on(load)?;
         let trained = learner.weights_hash()?;
         let policy = PolicyRef::Version(version.clone());

@@ -26,6 +26,9 @@ pub struct Recipe {
     correction: (String, f32, f32),
     aggregation: (String, f32),
     optim: [f32; 6],
+    /// All weights were trained. Steps before this could be said trained adapters.
+    #[serde(default)]
+    whole: bool,
     rank: usize,
     alpha: f32,
     targets: Vec<String>,
@@ -61,6 +64,7 @@ impl Recipe {
                 Aggregation::Constant(length) => ("constant".to_owned(), length),
             },
             optim: [o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip],
+            whole: config.adapter.whole,
             rank: config.adapter.rank,
             alpha: config.adapter.alpha,
             targets: config.adapter.targets.clone(),
@@ -126,6 +130,7 @@ impl Recipe {
                 clip,
             },
             adapter: AdapterSpec {
+                whole: self.whole,
                 rank: self.rank,
                 alpha: self.alpha,
                 targets: self.targets.clone(),
@@ -149,11 +154,16 @@ mod tests {
         config.advantage.method = Method::Opd;
         config.clip.dual = Some(3.0);
         config.adapter.seed = u64::MAX;
+        config.adapter.whole = true;
         let recipe = Recipe::of(&config, 0.1 + 0.2, "avx2".to_owned());
         let again = Recipe::read(&recipe.write().unwrap()).unwrap();
         assert_eq!(again, recipe);
         let other = TrainConfig::new("x".into(), vec![1, 2]);
         assert_eq!(again.config(&other).unwrap(), config);
         assert!(Recipe::read("{}").is_err());
+        // Written before all weights could be trained.
+        let old = recipe.write().unwrap().replace("\"whole\":true,", "");
+        let old = Recipe::read(&old).unwrap().config(&other).unwrap();
+        assert_eq!((old.adapter.whole, old.adapter.rank), (false, 16));
     }
 }

@@ -36,7 +36,7 @@ pub fn restore(
         for record in versions.iter().filter(|v| v.checkpoint.is_some()) {
             named.extend(record.checkpoint.clone());
             let hash = record.receipt.as_ref().map(|r| r.weights_hash.clone());
-            let weights = Weights::Adapter(publisher.dir(record));
+            let weights = Weights::Folder(publisher.dir(record));
             engine.register(record.version.clone(), weights, hash);
         }
         if let Some(at) = registry::served(&versions).map(|v| v.served_at) {
@@ -50,7 +50,7 @@ pub fn restore(
     if served.len() > READ_AT_START {
         let others = served.len() - READ_AT_START;
         tracing::info!(
-            "the adapters of {others} more profiles are read when somebody asks for them"
+            "the weights of {others} more profiles are read when somebody asks for them"
         );
     }
     delete_unnamed(&config.data_dir, &named)
@@ -112,7 +112,7 @@ fn whole(
     read: bool,
 ) -> Result<Option<String>, TrainError> {
     let dir = publisher.dir(record);
-    if !dir.join("adapter_model.safetensors").is_file() {
+    if !Weights::are_there(&dir) {
         return Ok(Some(format!("its files are gone: {}", dir.display())));
     }
     if !read {
@@ -120,13 +120,13 @@ fn whole(
     }
     let load = publisher
         .engine
-        .load(record.version.clone(), Weights::Adapter(dir.clone()));
+        .load(record.version.clone(), Weights::Folder(dir.clone()));
     Ok(match block_on(load) {
         Err(error) => {
             let model = publisher.engine.info().model;
             if let Some(made_for) = base_model(&dir).filter(|name| *name != model) {
                 let why = format!(
-                    "the adapters of this data folder were trained on {made_for}, this model is {model}: name that model, or another --data-dir ({}: {error})",
+                    "the weights of this data folder were trained on {made_for}, this model is {model}: name that model, or another --data-dir ({}: {error})",
                     record.version
                 );
                 return Err(EngineError::Weights(why).into());
@@ -147,11 +147,15 @@ fn whole(
     })
 }
 
-/// The model that PEFT's configuration names.
+/// The model that PEFT's configuration names, or that a whole model's learner began with.
 fn base_model(dir: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(dir.join("adapter_config.json")).ok()?;
-    let config: serde_json::Value = serde_json::from_str(&text).ok()?;
-    Some(config["base_model_name_or_path"].as_str()?.to_owned())
+    let said = |file: &str, key: &str| {
+        let text = std::fs::read_to_string(dir.join(file)).ok()?;
+        let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+        Some(json[key].as_str()?.to_owned())
+    };
+    let adapter = said("adapter_config.json", "base_model_name_or_path");
+    adapter.or_else(|| said("state.json", "base_model"))
 }
 
 /// Deletes `adapters/<profile>/<number>` folders that no committed version names: steps a crash left half-made, and versions that

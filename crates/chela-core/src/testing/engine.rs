@@ -478,7 +478,7 @@ impl PolicyEngine for FakeEngine {
                 "number 0 is the base model".to_owned(),
             )));
         }
-        let Weights::Adapter(dir) = weights;
+        let Weights::Folder(dir) = weights;
         ready(load(&dir, self.info.vocabulary).map(|model| {
             let hash = model.hash();
             self.lock().homes.insert(version.clone(), (dir, None));
@@ -488,7 +488,7 @@ impl PolicyEngine for FakeEngine {
     }
 
     fn register(&self, version: PolicyVersion, weights: Weights, hash: Option<String>) {
-        let Weights::Adapter(dir) = weights;
+        let Weights::Folder(dir) = weights;
         self.lock().homes.insert(version, (dir, hash));
     }
 

@@ -461,7 +461,7 @@ mod tests {
             profile: Profile::default(),
             number: 1,
         };
-        block_on(engine.load(version.clone(), Weights::Adapter(dir.clone()))).unwrap();
+        block_on(engine.load(version.clone(), Weights::Folder(dir.clone()))).unwrap();
         let prompt = Prompt {
             tokens: sample().tokens().to_vec(),
         };

@@ -82,7 +82,7 @@ impl AdapterFile {
         let name = target.tensor(layer, side);
         let stored = self.names.get(&name).unwrap_or(&name);
         self.file
-            .values(stored, shape)
+            .values(stored, &shape)
             .map_err(|why| weights(format!("{}: {why}", self.path.display())))
     }
 

@@ -17,7 +17,7 @@ const LONGEST_HEADER: u64 = 100_000_000;
 
 /// A safetensors file whose tensors are read one after the other into the same memory: a publish waits for it, and fresh memory
 /// for the whole file costs several times its reading.
-pub(super) struct TensorFile {
+pub struct TensorFile {
     file: std::fs::File,
     metadata: Metadata,
     start: u64,
@@ -86,7 +86,7 @@ impl TensorFile {
     }
 
     /// The values of a tensor, which must have this shape and be finite numbers.
-    pub fn values(&mut self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, String> {
+    pub fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
         // The shape first, so that nothing is read for a tensor of any size.
         if let Some(info) = self.metadata.info(name)
             && info.shape != shape
@@ -107,7 +107,7 @@ impl TensorFile {
             return Ok(values);
         }
         let at = values.iter().position(|v| !v.is_finite()).unwrap_or(0);
-        let cols = shape[1].max(1);
+        let cols = shape.last().map_or(1, |n| (*n).max(1));
         Err(format!(
             "{name} holds {} at row {}, column {}: not a finite number",
             values[at],

@@ -168,7 +168,7 @@ fn train(engine: &LocalEngine, report: &mut BenchReport, dir: &Path) -> Result<(
         number: u64::MAX,
     };
     let started = Instant::now();
-    wait(engine.load(version.clone(), Weights::Adapter(checkpoint.dir)))?;
+    wait(engine.load(version.clone(), Weights::Folder(checkpoint.dir)))?;
     engine.serve(&version)?;
     report.publish_seconds = started.elapsed().as_secs_f64();
     engine.serve(&PolicyVersion::base(Profile::default()))?;

@@ -1,9 +1,13 @@
 //! The head of a training pass: only the rows that predict scored tokens go through it.
 
 use super::LocalLearner;
-use crate::{error::kernel, forward::hidden_norm, packing::Block, training::Tape};
+use crate::{
+    error::kernel, forward::hidden_norm, full::Grads, packing::Block, training::Tape,
+    weights::BaseWeights,
+};
 use chela_core::{EngineError, Sample};
-use chela_kernels::{Acc, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
+use chela_kernels::{Acc, HeadGrad, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
+use chela_model::TensorName;
 use std::ops::Range;
 
 /// What the head is asked about a block: a pair for each scored token of each sample, in the samples' order.
@@ -105,16 +109,20 @@ impl Part {
 
 impl<K: Kernels> LocalLearner<K> {
     /// The rows of a part as the head reads them: picked and normed `[R, H]`.
-    pub(super) fn head_rows(&self, tape: &Tape<K>, part: &Part) -> Result<K::Buf, EngineError> {
-        let (k, c, n) = (&self.k, &self.base.config, part.rows.len());
+    pub(super) fn head_rows(
+        &self,
+        (model, tape): (&BaseWeights<K>, &Tape<K>),
+        part: &Part,
+    ) -> Result<K::Buf, EngineError> {
+        let (k, c, n) = (&self.k, &model.config, part.rows.len());
         let mut picked = k.zeros(n * c.hidden).map_err(kernel)?;
         k.gather_rows(output(tape)?, c.hidden, &part.rows, &mut picked)
             .map_err(kernel)?;
         let mut hidden = k.zeros(n * c.hidden).map_err(kernel)?;
         k.rms_norm(
             &picked,
-            &self.base.final_norm,
-            hidden_norm(&self.base, n),
+            &model.final_norm,
+            hidden_norm(model, n),
             &mut hidden,
         )
         .map_err(kernel)?;
@@ -124,29 +132,36 @@ impl<K: Kernels> LocalLearner<K> {
     /// What the head says about a part.
     pub(super) fn head(
         &self,
-        hidden: &K::Buf,
-        part: &Part,
+        model: &BaseWeights<K>,
+        (hidden, part): (&K::Buf, &Part),
         want: chela_kernels::Want,
     ) -> Result<PairScores, EngineError> {
-        let hidden = Mat::new(hidden, part.rows.len(), self.base.config.hidden);
+        let hidden = Mat::new(hidden, part.rows.len(), model.config.hidden);
         self.k
-            .head_scores(&self.base.head, hidden, part.as_pairs(), want)
+            .head_scores(&model.head, hidden, part.as_pairs(), want)
             .map_err(kernel)
     }
 
-    /// Derivative by the last layer's output `[T, H]` from the derivatives by the part's log-probs and entropies.
+    /// Derivative by the last layer's output `[T, H]` from the derivatives by the part's log-probs and entropies; adds to `grads` where
+    /// the head is trained.
     pub(super) fn head_backward(
         &self,
-        tape: &Tape<K>,
+        (model, tape): (&BaseWeights<K>, &Tape<K>),
         (hidden, part): (&K::Buf, &Part),
-        grads: PairGrads<'_>,
+        derivatives: PairGrads<'_>,
         rows: usize,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<K::Buf, EngineError> {
-        let (k, c, n) = (&self.k, &self.base.config, part.rows.len());
+        let (k, c, n) = (&self.k, &model.config, part.rows.len());
         let mut d_hidden = k.zeros(n * c.hidden).map_err(kernel)?;
         let hidden = Mat::new(hidden, n, c.hidden);
-        let to = MatMut::new(&mut d_hidden, n, c.hidden);
-        k.head_backward(&self.base.head, hidden, part.as_pairs(), grads, to)
+        let to = HeadGrad {
+            dhidden: MatMut::new(&mut d_hidden, n, c.hidden),
+            dhead: grads
+                .head(c)
+                .map(|dhead| MatMut::new(dhead, c.vocab, c.hidden)),
+        };
+        k.head_backward(&model.head, hidden, part.as_pairs(), derivatives, to)
             .map_err(kernel)?;
         let mut spread = k.zeros(rows * c.hidden).map_err(kernel)?;
         k.scatter_add_rows(&d_hidden, c.hidden, &part.rows, &mut spread)
@@ -155,13 +170,13 @@ impl<K: Kernels> LocalLearner<K> {
         let grad = NormGrad {
             dx: &mut dx,
             acc: Acc::Set,
-            dw: None,
+            dw: grads.tensor(TensorName::FinalNorm),
         };
         k.rms_norm_backward(
             output(tape)?,
-            &self.base.final_norm,
+            &model.final_norm,
             &spread,
-            hidden_norm(&self.base, rows),
+            hidden_norm(model, rows),
             grad,
         )
         .map_err(kernel)?;

@@ -1,12 +1,16 @@
-//! The learner: gradients of named log-probs into one profile's adapter, AdamW, checkpoints. Knows no algorithm.
+//! The learner: gradients of named log-probs into one profile's adapter or its whole model, AdamW, checkpoints. Knows no algorithm.
 
 mod head;
+mod trained;
 mod walk;
+
+pub use self::trained::{Full, Trained};
 
 use self::walk::{Back, Room};
 use crate::{
-    adapter::{Adapter, Lora, bytes_of, floats, write_synced, write_tensors},
+    adapter::{Adapter, TensorFile, write_synced},
     error::{io, kernel, weights},
+    full::Grads,
     packing,
     training::{Pass, Path as TriePath},
     weights::BaseWeights,
@@ -15,7 +19,7 @@ use chela_core::{
     Checkpoint, EngineError, Learner, OptimParams, Sample, Scored, StepReport, TokenLoss, Want,
 };
 use chela_kernels::{AdamW, Kernels, Priority};
-use safetensors::SafeTensors;
+use chela_model::{TensorName, write_vectors_f32};
 use serde::{Deserialize, Serialize};
 use std::{
     cell::Cell,
@@ -40,15 +44,15 @@ pub struct LearnerOptions {
     pub recompute: bool,
 }
 
-/// One profile's adapter in training.
+/// One profile's adapter, or its whole model, in training.
 pub struct LocalLearner<K: Kernels> {
     k: K,
     base: Arc<BaseWeights<K>>,
     options: LearnerOptions,
-    adapter: Adapter<K::Buf>,
-    grads: Adapter<K::Buf>,
-    first: Adapter<K::Buf>,
-    second: Adapter<K::Buf>,
+    trained: Trained<K>,
+    grads: Grads<K::Buf>,
+    first: Vec<K::Buf>,
+    second: Vec<K::Buf>,
     step: u64,
     running: Arc<AtomicUsize>,
     read: Cell<RowsRead>,
@@ -66,53 +70,9 @@ pub struct RowsRead {
 #[derive(Serialize, Deserialize)]
 struct State {
     step: u64,
-}
-
-fn zeros_like<K: Kernels>(
-    k: &K,
-    adapter: &Adapter<K::Buf>,
-) -> Result<Adapter<K::Buf>, EngineError> {
-    let mut layers = Vec::with_capacity(adapter.layers.len());
-    for maps in &adapter.layers {
-        let mut zeros: [Option<Lora<K::Buf>>; 7] = Default::default();
-        for (zero, lora) in zeros.iter_mut().zip(maps) {
-            if let Some(lora) = lora {
-                let a = k.zeros(adapter.rank * lora.input).map_err(kernel)?;
-                let b = k.zeros(adapter.rank * lora.out).map_err(kernel)?;
-                *zero = Some(Lora {
-                    a,
-                    b,
-                    out: lora.out,
-                    input: lora.input,
-                });
-            }
-        }
-        layers.push(zeros);
-    }
-    Ok(Adapter {
-        rank: adapter.rank,
-        alpha: adapter.alpha,
-        layers,
-    })
-}
-
-/// Buffers of A and B of every map, in a fixed order.
-fn buffers<B>(adapter: &Adapter<B>) -> impl Iterator<Item = &B> {
-    adapter
-        .layers
-        .iter()
-        .flatten()
-        .flatten()
-        .flat_map(|l| [&l.a, &l.b])
-}
-
-fn buffers_mut<B>(adapter: &mut Adapter<B>) -> impl Iterator<Item = &mut B> {
-    adapter
-        .layers
-        .iter_mut()
-        .flatten()
-        .flatten()
-        .flat_map(|l| [&mut l.a, &mut l.b])
+    /// What it was trained from. (PEFT's configuration says it too, a model's does not.)
+    #[serde(default)]
+    base_model: String,
 }
 
 /// Counts a learner at work, so that the engine leaves it its share.
@@ -132,25 +92,27 @@ impl Drop for Running {
 }
 
 impl<K: Kernels> LocalLearner<K> {
-    /// Wraps an adapter; moments start at zero.
+    /// Moments start at zero.
     pub fn new(
         k: &K,
         base: Arc<BaseWeights<K>>,
-        adapter: Adapter<K::Buf>,
+        trained: Trained<K>,
         options: LearnerOptions,
         running: Arc<AtomicUsize>,
     ) -> Result<Self, EngineError> {
         let k = k.with_priority(Priority::Train);
-        let (grads, first, second) = (
-            zeros_like(&k, &adapter)?,
-            zeros_like(&k, &adapter)?,
-            zeros_like(&k, &adapter)?,
-        );
+        let grads = trained.grads(&k)?;
+        let zeros = || {
+            let like = grads.buffers().into_iter();
+            let zeros = like.map(|buf| k.zeros(k.len(buf)).map_err(kernel));
+            zeros.collect::<Result<Vec<_>, _>>()
+        };
+        let (first, second) = (zeros()?, zeros()?);
         Ok(Self {
             k,
             base,
             options,
-            adapter,
+            trained,
             grads,
             first,
             second,
@@ -167,17 +129,13 @@ impl<K: Kernels> LocalLearner<K> {
             tracing::warn!(dir = %dir.display(), "no optimizer state in this checkpoint; moments start at zero");
             return Ok(());
         }
-        let bytes = std::fs::read(&path).map_err(|e| io(&path, e))?;
-        let file = SafeTensors::deserialize(&bytes).map_err(|e| io(&path, e))?;
+        let refuse = |why| weights(format!("{}: {why}", path.display()));
+        let mut file = TensorFile::open(&path).map_err(refuse)?;
         for (name, moments) in [("first", &mut self.first), ("second", &mut self.second)] {
-            for (i, buffer) in buffers_mut(moments).enumerate() {
-                let key = format!("{name}.{i}");
-                let tensor = file
-                    .tensor(&key)
-                    .map_err(|e| io(&path, format!("{key}: {e}")))?;
-                let values = floats(&tensor)
-                    .filter(|v| v.len() == self.k.len(buffer))
-                    .ok_or_else(|| weights(format!("{}: {key} does not fit", path.display())))?;
+            for (i, buffer) in moments.iter_mut().enumerate() {
+                let shape = [self.k.len(buffer)];
+                let values = file.values(&format!("{name}.{i}"), &shape);
+                let values = values.map_err(refuse)?;
                 self.k.write(buffer, 0, &values).map_err(kernel)?;
             }
         }
@@ -193,16 +151,29 @@ impl<K: Kernels> LocalLearner<K> {
         self.read.get()
     }
 
-    /// Present gradients, for tests: `(layer, module, dA [r, in], dB [out, r])`.
+    /// Present gradients of an adapter, for tests: `(layer, module, dA [r, in], dB [out, r])`.
     #[allow(clippy::type_complexity)] // one row of a test's table
     pub fn gradients(&self) -> Result<Vec<(usize, &'static str, Vec<f32>, Vec<f32>)>, EngineError> {
-        self.grads
+        let Grads::Adapter(grads) = &self.grads else {
+            return Ok(Vec::new());
+        };
+        grads
             .entries()
             .map(|(layer, target, lora)| {
                 let a = self.k.download(&lora.a).map_err(kernel)?;
                 let b = self.k.download(&lora.b).map_err(kernel)?;
                 Ok((layer, target.module(), a, b))
             })
+            .collect()
+    }
+
+    /// Present gradients of a whole model, for tests.
+    pub fn full_gradients(&self) -> Result<Vec<(TensorName, Vec<f32>)>, EngineError> {
+        let Grads::Full(grads) = &self.grads else {
+            return Ok(Vec::new());
+        };
+        let all = grads.names().iter().zip(grads.buffers());
+        all.map(|(name, buf)| Ok((*name, self.k.download(buf).map_err(kernel)?)))
             .collect()
     }
 
@@ -247,7 +218,7 @@ impl<K: Kernels> LocalLearner<K> {
 
     fn grad_norm(&self) -> Result<f64, EngineError> {
         let mut sum = 0.0;
-        for buffer in buffers(&self.grads) {
+        for buffer in self.grads.buffers() {
             sum += self
                 .k
                 .sum_squares(self.k.len(buffer), buffer)
@@ -258,16 +229,16 @@ impl<K: Kernels> LocalLearner<K> {
 
     fn clear(&mut self) -> Result<(), EngineError> {
         let k = self.k.clone();
-        for buffer in buffers_mut(&mut self.grads) {
+        for buffer in self.grads.buffers_mut() {
             k.fill(k.len(buffer), 0.0, buffer).map_err(kernel)?;
         }
         Ok(())
     }
 
-    /// What the base model with this adapter gives for each sample.
+    /// What a model with an adapter gives for each sample.
     fn read(
         &self,
-        adapter: &Adapter<K::Buf>,
+        model: (&BaseWeights<K>, &Adapter<K::Buf>),
         batch: &[Sample],
         want: Want,
     ) -> Result<Vec<Scored>, EngineError> {
@@ -280,7 +251,7 @@ impl<K: Kernels> LocalLearner<K> {
         let mut all = Vec::with_capacity(batch.len());
         for of in packing::blocks(batch, self.options.rows) {
             let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-            let scored = self.walk(adapter, &samples, want, None)?;
+            let scored = self.walk(model, &samples, want, None)?;
             all.extend(of.into_iter().zip(scored));
         }
         all.sort_by_key(|(index, _)| *index);
@@ -288,36 +259,36 @@ impl<K: Kernels> LocalLearner<K> {
     }
 
     fn block_backward(
-        &mut self,
+        &self,
         batch: &[Sample],
         of: &[usize],
         loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(), EngineError> {
+        let model = self.trained.present(&self.base)?;
         let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
         let want = chela_kernels::Want {
             entropy: true,
             top_k: 0,
         };
-        let empty = self.grads.without_maps();
-        let mut grads = std::mem::replace(&mut self.grads, empty);
-        let back = Back {
-            of,
-            loss,
-            grads: &mut grads,
-        };
-        let result = self.walk(&self.adapter, &samples, want, Some(back));
-        self.grads = grads;
-        result.map(|_| ())
+        let back = Back { of, loss, grads };
+        self.walk(model, &samples, want, Some(back)).map(|_| ())
     }
 }
 
 impl<K: Kernels> Learner for LocalLearner<K> {
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
-        self.read(&self.adapter, batch, want)
+        self.read(self.trained.present(&self.base)?, batch, want)
     }
 
     fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
-        self.read(&self.adapter.without_maps(), batch, want)
+        let layers = self.base.layers.iter().map(|_| Default::default());
+        let none = Adapter {
+            rank: 1,
+            alpha: 1.0,
+            layers: layers.collect(),
+        };
+        self.read((&self.base, &none), batch, want)
     }
 
     fn forward_backward(
@@ -328,7 +299,10 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         self.check(batch)?;
         let _running = Running::new(&self.running);
         for of in packing::blocks(batch, self.options.rows) {
-            if let Err(error) = self.block_backward(batch, &of, loss) {
+            let mut grads = std::mem::take(&mut self.grads);
+            let added = self.block_backward(batch, &of, loss, &mut grads);
+            self.grads = grads;
+            if let Err(error) = added {
                 self.clear()?; // half a batch must not reach a later step
                 return Err(error);
             }
@@ -364,11 +338,18 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             grad_scale,
         };
         let k = self.k.clone();
-        let moments = buffers_mut(&mut self.first).zip(buffers_mut(&mut self.second));
-        let grads = buffers(&self.grads).zip(moments);
-        for (param, (grad, (first, second))) in buffers_mut(&mut self.adapter).zip(grads) {
+        let moments = self.first.iter_mut().zip(&mut self.second);
+        let grads = self.grads.buffers().into_iter().zip(moments);
+        for ((param, decays), (grad, (first, second))) in
+            self.trained.params_mut().into_iter().zip(grads)
+        {
+            let adamw = AdamW {
+                weight_decay: if decays { adamw.weight_decay } else { 0.0 },
+                ..adamw
+            };
             k.adamw(param, grad, first, second, adamw).map_err(kernel)?;
         }
+        self.trained.refresh(&k)?;
         self.clear()?;
         Ok(StepReport {
             grad_norm: norm as f32,
@@ -378,7 +359,7 @@ impl<K: Kernels> Learner for LocalLearner<K> {
     }
 
     fn weights_hash(&self) -> Result<String, EngineError> {
-        self.adapter.hash(&self.k)
+        self.trained.hash(&self.k)
     }
 
     fn save(&self, dir: &Path) -> Result<Checkpoint, EngineError> {
@@ -390,17 +371,27 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             std::fs::remove_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
         }
         std::fs::create_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
-        self.adapter
+        self.trained
             .write(&self.k, &self.options.base_model, &temporary)?;
-        let mut tensors = Vec::new();
-        for (name, moments) in [("first", &self.first), ("second", &self.second)] {
-            for (i, buffer) in buffers(moments).enumerate() {
-                let values = self.k.download(buffer).map_err(kernel)?;
-                tensors.push((format!("{name}.{i}"), vec![values.len()], bytes_of(&values)));
-            }
-        }
-        write_tensors(&temporary.join("optimizer.safetensors"), &tensors)?;
-        let state = serde_json::to_vec(&State { step: self.step }).map_err(weights)?;
+        let moments: Vec<(String, &K::Buf)> = [("first", &self.first), ("second", &self.second)]
+            .into_iter()
+            .flat_map(|(name, all)| {
+                let numbered = all.iter().enumerate();
+                numbered.map(move |(i, buf)| (format!("{name}.{i}"), buf))
+            })
+            .collect();
+        let table = moments.iter().map(|(n, buf)| (n.clone(), self.k.len(buf)));
+        let table: Vec<_> = table.collect();
+        let path = temporary.join("optimizer.safetensors");
+        write_vectors_f32(&path, &table, &mut |i| {
+            self.k.download(moments[i].1).map_err(|e| e.to_string())
+        })
+        .map_err(|e| EngineError::Io(e.to_string()))?;
+        let state = State {
+            step: self.step,
+            base_model: self.options.base_model.clone(),
+        };
+        let state = serde_json::to_vec(&state).map_err(weights)?;
         write_synced(&temporary.join("state.json"), &state)?;
         sync_dir(&temporary)?;
         std::fs::rename(&temporary, dir).map_err(|e| io(dir, e))?;

@@ -11,8 +11,10 @@ use super::{
 };
 use crate::{
     adapter::Adapter,
+    full::Grads,
     packing::{Block, Step, Tree},
     training::{Pass, Path, Tape},
+    weights::BaseWeights,
 };
 use chela_core::{EngineError, Sample, Scored, TokenLoss};
 use chela_kernels::{Kernels, PairGrads};
@@ -22,7 +24,7 @@ use std::ops::Range;
 pub struct Back<'a, B> {
     pub(super) of: &'a [usize],
     pub(super) loss: &'a mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
-    pub(super) grads: &'a mut Adapter<B>,
+    pub(super) grads: &'a mut Grads<B>,
 }
 
 /// How memory is divided in a walk, in rows.
@@ -66,7 +68,7 @@ const LEAST: usize = 64;
 /// One walk's state.
 struct Walk<'a, K: Kernels> {
     learner: &'a LocalLearner<K>,
-    adapter: &'a Adapter<K::Buf>,
+    model: (&'a BaseWeights<K>, &'a Adapter<K::Buf>),
     samples: &'a [&'a Sample],
     block: &'a Block,
     asked: Asked,
@@ -100,7 +102,7 @@ impl<K: Kernels> LocalLearner<K> {
     /// Reads a block's samples, and with `back` goes back through them.
     pub(super) fn walk(
         &self,
-        adapter: &Adapter<K::Buf>,
+        model: (&BaseWeights<K>, &Adapter<K::Buf>),
         samples: &[&Sample],
         want: chela_kernels::Want,
         mut back: Option<Back<'_, K::Buf>>,
@@ -125,7 +127,7 @@ impl<K: Kernels> LocalLearner<K> {
         let asked = Asked::new(samples, &block);
         let mut walk = Walk {
             learner: self,
-            adapter,
+            model,
             samples,
             scores: Scores::new(&asked, want, back.is_some()),
             asked,
@@ -168,8 +170,8 @@ impl<K: Kernels> Walk<'_, K> {
     fn pass<'a>(&'a self, block: &'a Block) -> Pass<'a, K> {
         Pass {
             k: &self.learner.k,
-            base: &self.learner.base,
-            adapter: self.adapter,
+            base: self.model.0,
+            adapter: self.model.1,
             block,
             recompute: self.learner.options.recompute,
         }
@@ -189,7 +191,7 @@ impl<K: Kernels> Walk<'_, K> {
         let tape = self.pass(block).forward(keep, path.as_mut());
         self.path = path;
         let tape = tape?;
-        let hidden = self.learner.head_rows(&tape, part)?;
+        let hidden = self.learner.head_rows((self.model.0, &tape), part)?;
         Ok((tape, hidden))
     }
 
@@ -209,7 +211,7 @@ impl<K: Kernels> Walk<'_, K> {
         let part = self.asked.part(rows);
         self.count(|read| read.unique += block.rows());
         let (tape, hidden) = self.read(&block, &part, (depth, keep))?;
-        let scores = self.learner.head(&hidden, &part, want)?;
+        let scores = self.learner.head(self.model.0, (&hidden, &part), want)?;
         self.scores.put(&part, &scores);
         let tape = keep.then_some((tape, hidden));
         Ok(Below { block, part, tape })
@@ -245,7 +247,7 @@ impl<K: Kernels> Walk<'_, K> {
         &mut self,
         below: Below<K>,
         depth: usize,
-        grads: &mut Adapter<K::Buf>,
+        grads: &mut Grads<K::Buf>,
     ) -> Result<(), EngineError> {
         let Below { block, part, tape } = below;
         let (tape, hidden) = match tape {
@@ -272,9 +274,10 @@ impl<K: Kernels> Walk<'_, K> {
             d_logprobs: &d_logprobs,
             entropy: entropy.as_ref().map(|(e, d)| (&e[..], &d[..])),
         };
+        let model = (self.model.0, &tape);
         let dx = self
             .learner
-            .head_backward(&tape, (&hidden, &part), given, block.rows())?;
+            .head_backward(model, (&hidden, &part), given, block.rows(), grads)?;
         drop(hidden);
         let mut path = self.path.take();
         if let Some(path) = &mut path {

@@ -145,7 +145,7 @@ pub fn trained(engine: &LocalEngine, dir: &Path, number: u64) -> Weights {
             })
             .unwrap();
     }
-    Weights::Adapter(learner.save(&dir.join(number.to_string())).unwrap().dir)
+    Weights::Folder(learner.save(&dir.join(number.to_string())).unwrap().dir)
 }
 
 pub fn of(profile: &str, number: u64) -> PolicyVersion {

@@ -19,6 +19,7 @@ pub fn write_adapter(name: &str, dir: &Path) {
     let number = NAMES.iter().position(|n| *n == name).unwrap();
     let all = AdapterSpec::default().targets;
     let spec = AdapterSpec {
+        whole: false,
         rank: 2 + number,
         alpha: [4.0, 4.5, 8.0, 5.0, 6.0, 16.0, 3.0, 7.0, 10.0, 12.0][number],
         targets: if number % 2 == 0 {
@@ -73,7 +74,7 @@ fn an_exported_adapter_scores_as_in_peft() {
             );
         }
         let engine = LocalEngine::open(&golden_model(&root().join(name)), options()).unwrap();
-        block_on(engine.load(version(1), Weights::Adapter(dir))).unwrap();
+        block_on(engine.load(version(1), Weights::Folder(dir))).unwrap();
         let text = std::fs::read_to_string(root().join(format!("{name}.json"))).unwrap();
         let tiny: Value = serde_json::from_str(&text).unwrap();
         for (i, want) in golden["logprobs"].as_array().unwrap().iter().enumerate() {

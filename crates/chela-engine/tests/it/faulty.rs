@@ -44,9 +44,9 @@ impl FaultyEngine {
     }
 
     fn folder(&self, weights: Weights) -> Weights {
-        let Weights::Adapter(dir) = &weights;
+        let Weights::Folder(dir) = &weights;
         match &self.fault {
-            Fault::AnothersFolder(other) => Weights::Adapter(other.clone()),
+            Fault::AnothersFolder(other) => Weights::Folder(other.clone()),
             Fault::ScaledTwice => {
                 let to = self.scratch.join("twice");
                 std::fs::create_dir_all(&to).unwrap();
@@ -57,7 +57,7 @@ impl FaultyEngine {
                 let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
                 config["lora_alpha"] = (2.0 * config["lora_alpha"].as_f64().unwrap()).into();
                 std::fs::write(to.join(file), config.to_string()).unwrap();
-                Weights::Adapter(to)
+                Weights::Folder(to)
             }
             _ => weights,
         }

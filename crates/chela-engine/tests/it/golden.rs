@@ -109,7 +109,7 @@ fn a_peft_adapter_scores_as_in_peft() {
     for name in NAMES {
         let engine = open(name);
         let dir = root().join(name).join("adapter");
-        block_on(engine.load(version(1), Weights::Adapter(dir))).unwrap();
+        block_on(engine.load(version(1), Weights::Folder(dir))).unwrap();
         let golden = golden(name);
         for (text, want) in golden["texts"]
             .as_array()

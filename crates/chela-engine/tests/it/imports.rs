@@ -154,7 +154,7 @@ fn refused(engine: &LocalEngine, config: &ModelConfig, folder: &Folder, words: &
 
 fn refused_dir(engine: &LocalEngine, config: &ModelConfig, dir: &Path, words: &[&str]) {
     let first = inspect(dir, config).unwrap_err().to_string();
-    let load = engine.load(version(2), Weights::Adapter(dir.to_owned()));
+    let load = engine.load(version(2), Weights::Folder(dir.to_owned()));
     let second = block_on(load).unwrap_err().to_string();
     assert_eq!(first, second);
     for word in words {
@@ -169,7 +169,7 @@ fn serving() -> (ModelConfig, Arc<LocalEngine>, Vec<f32>) {
     let (config, engine) = tiny();
     let dir = tempfile::tempdir().unwrap();
     good(&config).write(dir.path());
-    block_on(engine.load(version(1), Weights::Adapter(dir.path().to_owned()))).unwrap();
+    block_on(engine.load(version(1), Weights::Folder(dir.path().to_owned()))).unwrap();
     engine.serve(&version(1)).unwrap();
     let served = PolicyRef::Served(Profile::default());
     let scores = score(&engine, served, &[3, 1, 4, 1, 5], 1)
@@ -251,7 +251,7 @@ fn other_spellings_are_the_same_adapter() {
         assert_eq!(info.targets.len(), 7);
         assert_eq!(info.dtype, ["F32", "F16", "BF16"][[0, 0, 0, 0, 1, 2, 0][i]]);
         let number = 10 + i as u64;
-        block_on(engine.load(version(number), Weights::Adapter(dir.path().to_owned()))).unwrap();
+        block_on(engine.load(version(number), Weights::Folder(dir.path().to_owned()))).unwrap();
         let policy = PolicyRef::Version(version(number));
         let scores = score(&engine, policy, &[3, 1, 4, 1, 5], 1)
             .unwrap()

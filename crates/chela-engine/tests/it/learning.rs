@@ -72,7 +72,7 @@ fn a_rewarded_reply_becomes_likelier_and_the_engine_serves_it() {
     assert_eq!(total(&mut learner, &batch), now, "and is still there");
     let dir = tempfile::tempdir().unwrap();
     let saved = learner.save(&dir.path().join("v1")).unwrap();
-    block_on(engine.load(version(1), Weights::Adapter(saved.dir))).unwrap();
+    block_on(engine.load(version(1), Weights::Folder(saved.dir))).unwrap();
     let served = score(&engine, PolicyRef::Version(version(1)), &text, 12).unwrap();
     let gap = (served.logprobs.iter().sum::<f32>() - now).abs();
     assert!(gap < 1e-3, "served weights are the trained ones: {gap}");
@@ -128,7 +128,7 @@ fn derivative_of_a_step_by_finite_differences() {
     let step = 1e-3 / squared.sqrt();
     let shifted = shift(&engine, &saved, &learner, step as f32, dir.path());
     let policy = PolicyRef::Version(version(2));
-    block_on(engine.load(version(2), Weights::Adapter(shifted))).unwrap();
+    block_on(engine.load(version(2), Weights::Folder(shifted))).unwrap();
     let want = Want {
         candidates: batch[0].candidates().cloned(),
         ..want()

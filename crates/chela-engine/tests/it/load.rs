@@ -75,7 +75,7 @@ fn moved(engine: &LocalEngine, dir: &Path, seed: u64) -> Weights {
         ..OptimParams::default()
     };
     learner.optim_step(&params).unwrap();
-    Weights::Adapter(
+    Weights::Folder(
         learner
             .save(&dir.join(format!("moved {seed}")))
             .unwrap()
@@ -232,7 +232,7 @@ fn measured_adapter_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let files = starter();
     let engine = open(&files);
-    let Weights::Adapter(folder) = moved(&engine, dir.path(), 1);
+    let Weights::Folder(folder) = moved(&engine, dir.path(), 1);
     let model = Model::open(&files).unwrap();
     let (mut read, mut hash, mut load) = (Times::default(), Times::default(), Times::default());
     for n in 1..21 {
@@ -243,7 +243,7 @@ fn measured_adapter_comes_back() {
         adapter.hash(engine.kernels()).unwrap();
         hash.add(started.elapsed());
         let started = Instant::now();
-        block_on(engine.load(of("p", n), Weights::Adapter(folder.clone()))).unwrap();
+        block_on(engine.load(of("p", n), Weights::Folder(folder.clone()))).unwrap();
         load.add(started.elapsed());
         engine.unload(&of("p", n));
     }
@@ -258,7 +258,7 @@ fn measured_adapter_comes_back() {
 
 /// Folders with the same adapter under other names.
 fn copies(from: &Weights, to: &Path, n: usize) -> Vec<PathBuf> {
-    let Weights::Adapter(from) = from;
+    let Weights::Folder(from) = from;
     let copy = |i: usize| {
         let dir = to.join(format!("copy {i}"));
         std::fs::create_dir(&dir).unwrap();
@@ -274,7 +274,7 @@ fn serve(engine: &LocalEngine, folders: &[PathBuf]) -> Vec<PolicyVersion> {
     let mut all = Vec::new();
     for (i, dir) in folders.iter().enumerate() {
         let version = of(&format!("p{i}"), 1);
-        engine.register(version.clone(), Weights::Adapter(dir.clone()), None);
+        engine.register(version.clone(), Weights::Folder(dir.clone()), None);
         engine.serve(&version).unwrap();
         all.push(version);
     }

@@ -10,6 +10,7 @@ mod common;
 mod exported;
 mod faulty;
 mod forgetting;
+mod full;
 
 mod gemma_real;
 mod golden;

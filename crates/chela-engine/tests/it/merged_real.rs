@@ -117,7 +117,7 @@ fn say(engine: &LocalEngine, policy: PolicyRef, model: &Model, text: &str) -> (V
 fn taught(model: &Model, dir: &Path) -> Arc<LocalEngine> {
     let engine = LocalEngine::open(model, options()).unwrap();
     train(model, &engine, dir);
-    block_on(engine.load(version(1), Weights::Adapter(dir.to_owned()))).unwrap();
+    block_on(engine.load(version(1), Weights::Folder(dir.to_owned()))).unwrap();
     engine
 }
 

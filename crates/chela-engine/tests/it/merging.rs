@@ -32,7 +32,7 @@ fn files(form: Form, path: &Path) -> ModelFiles {
 /// Log-probs of a text under the model and an adapter.
 fn with_adapter(model: &Model, adapter: &Path, tokens: &[u32]) -> Vec<f32> {
     let engine = LocalEngine::open(model, options()).unwrap();
-    block_on(engine.load(version(1), Weights::Adapter(adapter.to_owned()))).unwrap();
+    block_on(engine.load(version(1), Weights::Folder(adapter.to_owned()))).unwrap();
     let policy = PolicyRef::Version(version(1));
     score(&engine, policy, tokens, 1).unwrap().logprobs
 }
@@ -153,6 +153,7 @@ fn merged_tiny_files() {
 fn adapter(model: &Model, targets: &[&str], dir: &Path) -> PathBuf {
     let k = Cpu::new(1);
     let spec = AdapterSpec {
+        whole: false,
         rank: 3,
         alpha: 5.0,
         targets: targets.iter().map(|t| (*t).to_owned()).collect(),

@@ -38,7 +38,7 @@ fn receipt(
 }
 
 fn reopened(engine: &LocalEngine, weights: &Weights) -> LocalLearner<Cpu> {
-    let Weights::Adapter(dir) = weights.clone();
+    let Weights::Folder(dir) = weights.clone();
     let checkpoint = Checkpoint { dir, step: 3 };
     engine
         .learner(&AdapterSpec::default(), Some(&checkpoint))
@@ -50,7 +50,7 @@ fn every_fault_between_a_checkpoint_and_a_served_version_shows_in_its_receipt() 
     let dir = tempfile::tempdir().unwrap();
     let engine = tiny(1);
     let weights: Vec<_> = (1..4).map(|n| trained(&engine, dir.path(), n)).collect();
-    let Weights::Adapter(others) = weights[2].clone();
+    let Weights::Folder(others) = weights[2].clone();
     let faults = [
         (Fault::None, [true, true]),
         (Fault::Dropped, [true, false]),

@@ -143,7 +143,7 @@ fn a_learners_hash_is_that_of_what_is_loaded_of_it() {
     let dir = tempfile::tempdir().unwrap();
     let engine = tiny(2);
     let load = |dir: &Path| {
-        let weights = Weights::Adapter(dir.to_path_buf());
+        let weights = Weights::Folder(dir.to_path_buf());
         block_on(engine.load(version(1), weights)).unwrap()
     };
     for (rank, alpha) in [(1, 0.1f32), (3, 2.7), (5, 16.0), (16, 32.0), (7, 1e-3)] {

@@ -21,7 +21,7 @@ use std::{
 };
 
 fn folder(weights: &Weights) -> PathBuf {
-    let Weights::Adapter(dir) = weights;
+    let Weights::Folder(dir) = weights;
     dir.clone()
 }
 
@@ -58,7 +58,7 @@ impl Held {
         let made = std::process::Command::new("mkfifo").arg(&pipe).status();
         assert!(made.unwrap().success());
         let config = std::fs::read(from.join("adapter_config.json")).unwrap();
-        (Self { pipe, config }, Weights::Adapter(to.to_path_buf()))
+        (Self { pipe, config }, Weights::Folder(to.to_path_buf()))
     }
 
     /// Waits until the loader reads. A read that never begins is a failure, not a test that never ends.
@@ -125,7 +125,7 @@ fn a_registered_version_is_read_when_a_request_names_it() {
 }
 
 fn folder_of(dir: &tempfile::TempDir, number: u64) -> Weights {
-    Weights::Adapter(dir.path().join(number.to_string()))
+    Weights::Folder(dir.path().join(number.to_string()))
 }
 
 #[cfg(unix)]
@@ -175,7 +175,7 @@ fn a_read_that_fails_is_the_error_of_its_request_and_says_where() {
     .unwrap();
     let cases = [
         (
-            Weights::Adapter(nothing),
+            Weights::Folder(nothing),
             None,
             "nothing/adapter_config.json",
         ),
@@ -185,7 +185,7 @@ fn a_read_that_fails_is_the_error_of_its_request_and_says_where() {
             "published with the hash 000",
         ),
         (
-            Weights::Adapter(narrow),
+            Weights::Folder(narrow),
             None,
             "narrow/adapter_model.safetensors",
         ),

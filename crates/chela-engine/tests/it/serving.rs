@@ -48,7 +48,7 @@ fn moved(engine: &LocalEngine, dir: &Path, name: &str) -> Weights {
             })
             .unwrap();
     }
-    Weights::Adapter(learner.save(&dir.join(name)).unwrap().dir)
+    Weights::Folder(learner.save(&dir.join(name)).unwrap().dir)
 }
 
 #[test]
@@ -267,8 +267,8 @@ fn a_dropped_stream_stops_its_request() {
 fn adapters_of_another_shape_or_with_holes_are_refused() {
     let engine = tiny(8);
     let dir = tempfile::tempdir().unwrap();
-    let Weights::Adapter(good) = moved(&engine, dir.path(), "good");
-    let load = |d: &Path| block_on(engine.load(version(1), Weights::Adapter(d.to_path_buf())));
+    let Weights::Folder(good) = moved(&engine, dir.path(), "good");
+    let load = |d: &Path| block_on(engine.load(version(1), Weights::Folder(d.to_path_buf())));
     let config = std::fs::read_to_string(good.join("adapter_config.json")).unwrap();
     let tensors = std::fs::read(good.join("adapter_model.safetensors")).unwrap();
     let spoil = |name: &str, config: &str, tensors: &[u8]| {

@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use chela_kernels::{
-    DType, Kernels, Mat, MatMut, PairGrads, Pairs, Result, SamplePolicy, Want, sample_row,
-    token_logprob,
+    DType, HeadGrad, Kernels, Mat, MatMut, PairGrads, Pairs, Result, SamplePolicy, Want,
+    sample_row, token_logprob,
 };
 
 use crate::measure::{Bench, Work, floats};
@@ -66,7 +66,11 @@ fn pairs(bench: &Bench, dtype: DType) -> Result {
             entropy: None,
         };
         let dhidden = MatMut::new(&mut dhidden, rows, WIDTH);
-        cpu.head_backward(&head, mat, asked, grads, dhidden)
+        let to = HeadGrad {
+            dhidden,
+            dhead: None,
+        };
+        cpu.head_backward(&head, mat, asked, grads, to)
     };
     // The logits again, and their derivatives times the head.
     bench.run(

@@ -1,5 +1,5 @@
-//! The gradient of candidate log-probs and entropies by the hidden rows, in sections of the
-//! vocabulary that are recomputed.
+//! The gradient of candidate log-probs and entropies by the hidden rows, and by the head's matrix where
+//! it is trained, in sections of the vocabulary that are recomputed.
 #![allow(unsafe_code)]
 
 use core::ops::Range;
@@ -10,7 +10,7 @@ use super::simd::{exp, simd_fn};
 use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, CpuWeight, check_mat, check_mat_mut, equal};
 use crate::error::Result;
-use crate::ops::{Acc, Mat, MatMut, PairGrads, Pairs};
+use crate::ops::{Acc, HeadGrad, Mat, PairGrads, Pairs};
 
 /// Vocabulary rows whose derivatives exist at one time, and hidden rows of one round.
 const SECTION_V: usize = 1024;
@@ -100,17 +100,24 @@ impl Cpu {
         hidden: Mat<'_, CpuBuf>,
         pairs: Pairs<'_>,
         grads: PairGrads<'_>,
-        dhidden: MatMut<'_, CpuBuf>,
+        to: HeadGrad<'_, CpuBuf>,
     ) -> Result {
         const OP: &str = "head_backward";
         let (vocab, width, rows) = (head.rows(), head.cols(), hidden.rows);
         equal(OP, "columns of hidden", width, hidden.cols)?;
-        equal(OP, "columns of dhidden", width, dhidden.cols)?;
-        equal(OP, "rows of dhidden", rows, dhidden.rows)?;
+        equal(OP, "columns of dhidden", width, to.dhidden.cols)?;
+        equal(OP, "rows of dhidden", rows, to.dhidden.rows)?;
+        if let Some(dhead) = &to.dhead {
+            equal(OP, "columns of dhead", width, dhead.cols)?;
+            equal(OP, "rows of dhead", vocab, dhead.rows)?;
+        }
         let x = check_mat(OP, "hidden", &hidden)?;
         check_pairs(OP, &pairs, rows, vocab)?;
-        let stride = dhidden.stride;
-        let dx = check_mat_mut(OP, "dhidden", dhidden)?;
+        let stride = to.dhidden.stride;
+        let dx = check_mat_mut(OP, "dhidden", to.dhidden)?;
+        let head_stride = to.dhead.as_ref().map_or(0, |dhead| dhead.stride);
+        let dhead = to.dhead.map(|dhead| check_mat_mut(OP, "dhead", dhead));
+        let mut dhead = dhead.transpose()?;
         let shared = Head {
             pairs,
             grads,
@@ -152,6 +159,19 @@ impl Cpu {
                 };
                 // SAFETY: sizes follow from the checks above; `dx` is borrowed mutably.
                 unsafe { self.gemm_tiles(&plan)? };
+                if let Some(dhead) = &mut dhead {
+                    let plan = Plan {
+                        size: (ids.len(), width, m),
+                        alpha: 1.0,
+                        a: Operand::rows(&dz, ids.len()).transposed(),
+                        b: a,
+                        c: Shared::new(&mut dhead[start * head_stride..]),
+                        c_rs: head_stride,
+                        acc: Acc::Add,
+                    };
+                    // SAFETY: as above, for `dhead`.
+                    unsafe { self.gemm_tiles(&plan)? };
+                }
             }
         }
         Ok(())

@@ -32,9 +32,9 @@ use std::sync::Arc;
 use crate::dtype::DType;
 use crate::error::{KernelError, Result};
 use crate::ops::{
-    Acc, Activation, AdamW, AttentionSaved, GluGrad, Heads, Kernels, KvPiece, Linear, Mat, MatMut,
-    Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope, RopeDirection,
-    Routes, Routing, RowsMode, Want, WeightBytes,
+    Acc, Activation, AdamW, AttentionSaved, GluGrad, HeadGrad, Heads, Kernels, KvPiece, Linear,
+    Mat, MatMut, Norm, NormGrad, PairGrads, PairScores, Pairs, Product, Qkv, QkvGrad, Rope,
+    RopeDirection, Routes, Routing, RowsMode, Want, WeightBytes,
 };
 use crate::pool::{Pool, Priority, ServeLease};
 use crate::segments::Segment;
@@ -464,8 +464,8 @@ impl Kernels for Cpu {
         hidden: Mat<'_, CpuBuf>,
         pairs: Pairs<'_>,
         grads: PairGrads<'_>,
-        dhidden: MatMut<'_, CpuBuf>,
+        to: HeadGrad<'_, CpuBuf>,
     ) -> Result {
-        self.head_backward_impl(head, hidden, pairs, grads, dhidden)
+        self.head_backward_impl(head, hidden, pairs, grads, to)
     }
 }

@@ -1,9 +1,9 @@
 //! Candidate log-probs and their gradient.
 
 use super::{Random, close};
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, CpuBuf};
 use crate::dtype::DType;
-use crate::ops::{Kernels, Mat, MatMut, PairGrads, Pairs, Want};
+use crate::ops::{HeadGrad, Kernels, Mat, MatMut, PairGrads, Pairs, Want};
 use crate::reference as plain;
 
 const WIDTH: usize = 32;
@@ -133,12 +133,25 @@ fn gradient_of_scores_and_entropy() {
         };
         let mut dx = random.buf(hidden * WIDTH);
         let start = dx.clone();
-        let out = MatMut::new(&mut dx, hidden, WIDTH);
-        cpu.head_backward(&head, mat, case.pairs(), grads, out)
+        let mut dw = random.buf(vocab * WIDTH);
+        let dw_start = dw.clone();
+        let to = HeadGrad {
+            dhidden: MatMut::new(&mut dx, hidden, WIDTH),
+            dhead: Some(MatMut::new(&mut dw, vocab, WIDTH)),
+        };
+        cpu.head_backward(&head, mat, case.pairs(), grads, to)
             .unwrap();
-        let loss = |x: &[f64]| {
+        let mut frozen = start.clone();
+        let to = HeadGrad {
+            dhidden: MatMut::new(&mut frozen, hidden, WIDTH),
+            dhead: None,
+        };
+        cpu.head_backward(&head, mat, case.pairs(), grads, to)
+            .unwrap();
+        assert_eq!(frozen.0, dx.0, "a frozen head changes nothing else");
+        let loss = |x: &[f64], w: &[f64]| {
             let mut total = 0.0;
-            for (p, logp) in logps(x, &w, &case).iter().enumerate() {
+            for (p, logp) in logps(x, w, &case).iter().enumerate() {
                 for c in p * k..(p + 1) * k {
                     total += f64::from(d_logprobs[c]) * logp[case.candidates[c] as usize];
                 }
@@ -148,13 +161,72 @@ fn gradient_of_scores_and_entropy() {
             }
             total
         };
-        let mut expected = plain::finite_difference(&plain::wide(&x.0), loss);
-        expected
-            .iter_mut()
-            .zip(&start.0)
-            .for_each(|(e, s)| *e += f64::from(*s));
-        close(&dx.0, &expected, 1e-4);
+        let x = plain::wide(&x.0);
+        let plus = |mut gradient: Vec<f64>, start: &CpuBuf| {
+            let start = start.0.iter().map(|s| f64::from(*s));
+            gradient.iter_mut().zip(start).for_each(|(g, s)| *g += s);
+            gradient
+        };
+        let expected = plain::finite_difference(&x, |x| loss(x, &w));
+        close(&dx.0, &plus(expected, &start), 1e-4);
+        // The matrix's own, by a plain loop; its small case also by differences.
+        let dz = |p: usize, logp: &[f64], v: usize| {
+            let of = |c: usize| f64::from(d_logprobs[c]);
+            let named = (p * k..(p + 1) * k).filter(|c| case.candidates[*c] as usize == v);
+            let sum: f64 = (p * k..(p + 1) * k).map(of).sum();
+            let mut d = named.map(of).sum::<f64>() - logp[v].exp() * sum;
+            if with_entropy {
+                let slope = logp[v] + plain::entropy(logp);
+                d -= f64::from(d_entropy[p]) * logp[v].exp() * slope;
+            }
+            d * f64::from(case.inv_temperature[p])
+        };
+        let mut expected = vec![0.0; vocab * WIDTH];
+        for (p, logp) in logps(&x, &w, &case).iter().enumerate() {
+            let row = &x[case.rows[p] as usize * WIDTH..][..WIDTH];
+            for v in 0..vocab {
+                let d = dz(p, logp, v);
+                let to = expected[v * WIDTH..][..WIDTH].iter_mut();
+                to.zip(row).for_each(|(e, x)| *e += d * x);
+            }
+        }
+        if vocab < 100 {
+            let differences = plain::finite_difference(&w, |w| loss(&x, w));
+            let gap = differences.iter().zip(&expected);
+            assert!(gap.fold(0.0, |most: f64, (a, b)| most.max((a - b).abs())) < 1e-7);
+        }
+        close(&dw.0, &plus(expected, &dw_start), 1e-4);
     }
+}
+
+#[test]
+fn the_heads_own_gradient_is_the_same_for_any_number_of_threads() {
+    // More rows than a round has and more ids than a section.
+    let (rows, vocab) = (700, 1300);
+    let of = |threads: usize| {
+        let (cpu, mut random) = (Cpu::new(threads), Random(54));
+        let (head, _) = random.weight(&cpu, DType::F32, vocab, WIDTH);
+        let x = random.buf(rows * WIDTH);
+        let case = case(&mut random, rows, vocab, 1);
+        let mat = Mat::new(&x, rows, WIDTH);
+        let scores = cpu.head_scores(&head, mat, case.pairs(), Want::default());
+        let (scores, ones) = (scores.unwrap(), vec![1.0; case.rows.len()]);
+        let grads = PairGrads {
+            logsumexp: &scores.logsumexp,
+            d_logprobs: &ones,
+            entropy: None,
+        };
+        let mut dx = cpu.zeros(rows * WIDTH).unwrap();
+        let mut dw = cpu.zeros(vocab * WIDTH).unwrap();
+        let to = HeadGrad {
+            dhidden: MatMut::new(&mut dx, rows, WIDTH),
+            dhead: Some(MatMut::new(&mut dw, vocab, WIDTH)),
+        };
+        cpu.head_backward(&head, mat, case.pairs(), grads, to)
+            .unwrap();
+        dw.0
+    };
+    assert!(of(1) == of(3));
 }
 
 #[test]

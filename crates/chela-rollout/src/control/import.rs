@@ -63,7 +63,7 @@ impl Rollout {
         (folder, dir): (&Path, &Path),
         (name, versions): (String, &[VersionRecord]),
     ) -> Result<(), Refusal> {
-        let weights = Weights::Adapter(dir.to_path_buf());
+        let weights = Weights::Folder(dir.to_path_buf());
         let load = self.engine.load(version.clone(), weights).await;
         load.map_err(|e| {
             invalid(

@@ -212,7 +212,7 @@ impl Rollout {
         }
         let hash = self
             .engine
-            .load(version.clone(), Weights::Adapter(dir))
+            .load(version.clone(), Weights::Folder(dir))
             .await?;
         match &record.receipt {
             Some(receipt) if receipt.weights_hash != hash => {

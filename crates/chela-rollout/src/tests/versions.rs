@@ -58,7 +58,7 @@ async fn trained() -> Trained {
         f.store.commit_step(commit).await.unwrap();
         let home = dir.path().join(format!("adapters/default/{number:08}"));
         f.engine
-            .load(version(number), Weights::Adapter(home))
+            .load(version(number), Weights::Folder(home))
             .await
             .unwrap();
         f.engine.serve(&version(number)).unwrap();
@@ -280,7 +280,7 @@ async fn nobody_is_pointed_at_files_that_are_gone() {
     let home = dir.path().join("adapters/default/00000001");
     f.engine.unload(&version(1));
     f.engine
-        .register(version(1), Weights::Adapter(home.clone()), None);
+        .register(version(1), Weights::Folder(home.clone()), None);
     std::fs::remove_dir_all(&home).unwrap();
     let refused = f
         .rollout

@@ -80,7 +80,7 @@ impl PolicyEngine for Faulty {
         version: PolicyVersion,
         weights: Weights,
     ) -> BoxFuture<'static, Result<String, EngineError>> {
-        let Weights::Adapter(dir) = weights;
+        let Weights::Folder(dir) = weights;
         let dir = match self.fault {
             Fault::AnotherProfiles => self.other.clone(),
             Fault::ScaledTwice => {
@@ -96,7 +96,7 @@ impl PolicyEngine for Faulty {
             }
             _ => dir,
         };
-        self.inner.load(version, Weights::Adapter(dir))
+        self.inner.load(version, Weights::Folder(dir))
     }
 
     fn register(&self, version: PolicyVersion, weights: Weights, hash: Option<String>) {
