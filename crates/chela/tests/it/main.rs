@@ -5,3 +5,4 @@ mod recorded;
 mod script;
 mod server;
 mod tidy;
+mod whole;
