@@ -1,7 +1,7 @@
 //! [`LocalEngine`]: the seam's engine and learners over one set of base weights.
 
 use crate::{
-    learners::Learning,
+    learners::{Learning, whole_is_possible},
     loader::{Loader, Waiter},
     memory::{self, Asked, MemoryPlan},
     pages::{Pool, PoolUse},
@@ -54,7 +54,8 @@ pub struct EngineOptions {
     pub recompute: bool,
     /// Rank of the adapters that are trained, for the statement of what memory is needed; 0 = none.
     pub trained_rank: usize,
-    /// Learners train all weights: memory is divided so that one learner and two such versions fit.
+    /// Learners train all weights: memory is divided so that one learner and two such versions fit, and a model that cannot be trained so
+    /// is refused at once.
     pub train_whole: bool,
 }
 
@@ -103,6 +104,9 @@ impl LocalEngine {
         };
         let k = Cpu::new(threads);
         let base = Arc::new(BaseWeights::load(model, &k)?);
+        if options.train_whole {
+            whole_is_possible(&k, &base, memory::machine())?;
+        }
         let memory = plan(&k, &base, &options)?;
         options.prefix_bytes = memory.cache;
         options.adapter_bytes = memory.adapters;

@@ -7,6 +7,7 @@ use crate::{
     full::Tensors,
     learner::{Full, LearnerOptions, LocalLearner, Trained},
     memory, version,
+    weights::BaseWeights,
 };
 use chela_core::{
     AdapterSpec, Checkpoint, EngineError, Learner, Learners, OptimParams, PolicyEngine, Profile,
@@ -113,6 +114,22 @@ impl Learners for LocalEngine {
     }
 }
 
+/// Refuses to train all weights of a model that is quantised, or too large for this machine.
+pub fn whole_is_possible(
+    k: &Cpu,
+    base: &BaseWeights<Cpu>,
+    machine: Option<usize>,
+) -> Result<(), EngineError> {
+    if let Some(dtype) = base.quantised(k) {
+        return Err(weights(format!(
+            "this model has matrices in {}, and all weights can be trained only from F32, F16 or BF16: open the model in one of these \
+             types, or set learning.weights = \"lora\", which trains beside quantised weights",
+            dtype.name()
+        )));
+    }
+    memory::room_for_whole(machine, base.bytes(k), &base.config)
+}
+
 impl LocalEngine {
     /// As [`Learners::open`], not boxed.
     pub fn learner(
@@ -167,15 +184,7 @@ impl LocalEngine {
     /// All weights: the base model's, a checkpoint's, or those of both when the checkpoint is an adapter.
     fn whole(&self, from: Option<&Checkpoint>) -> Result<Full<Cpu>, EngineError> {
         let (k, base) = (&self.k, &*self.base);
-        if let Some(dtype) = base.quantised(k) {
-            return Err(weights(format!(
-                "{} has matrices in {}, and all weights can be trained only from F32, F16 or BF16: open the model in one of these \
-                 types, or set learning.weights = \"lora\", which trains beside quantised weights",
-                self.info().model,
-                dtype.name()
-            )));
-        }
-        memory::room_for_whole(self.memory().machine, base.bytes(k), &base.config)?;
+        whole_is_possible(k, base, self.memory().machine)?;
         let texts = Model::open_text(&self.files).and_then(|model| FolderTexts::of(&model));
         let texts = texts.map_err(|e| {
             weights(format!(

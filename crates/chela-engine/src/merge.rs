@@ -1,11 +1,12 @@
-//! Merges an adapter into its base model, W + (alpha / r) · B · A, and writes the result for other programs: a Hugging Face folder or
-//! a GGUF file. One tensor is in memory at a time.
+//! Merges an adapter into its base model, W + (alpha / r) · B · A, or puts all weights that were trained in its place, and writes the
+//! result for other programs: a Hugging Face folder or a GGUF file. One tensor is in memory at a time.
 
 use crate::{
     adapter::{AdapterFile, AdapterInfo, Side, Target, inspect},
     error::weights,
+    version,
 };
-use chela_core::EngineError;
+use chela_core::{EngineError, Weights};
 use chela_model::{DType, Edit, Model, ModelError, Progress, TensorName, write_folder, write_gguf};
 use std::path::Path;
 
@@ -21,15 +22,15 @@ pub enum Form {
 /// What was merged and written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Merged {
-    /// The adapter.
-    pub adapter: AdapterInfo,
+    /// The adapter; `None` where the version is a whole model.
+    pub adapter: Option<AdapterInfo>,
     /// How changed matrices are stored.
     pub dtype: DType,
-    /// Maps that the adapter changed.
+    /// Maps that the adapter changed, or tensors that were put in place.
     pub maps: usize,
 }
 
-/// Merges the adapter in `dir` into `model` and writes `to`, which must not exist. `dtype` is that of changed matrices; `None` is the
+/// Merges the adapter (or whole model) in `dir` into `model` and writes `to`, which must not exist. `dtype` is that of changed matrices; `None` is the
 /// model's own type in a folder (F16 where it is quantised) and F16 in a GGUF file. The adapter is checked as a whole before anything
 /// is written, and after a failure nothing lies at `to`.
 pub fn merge(
@@ -40,6 +41,18 @@ pub fn merge(
     progress: &mut dyn Progress,
 ) -> Result<Merged, EngineError> {
     let config = model.config();
+    if Weights::is_whole(dir) {
+        let mut replacing = Replacing {
+            by: version::open(config, dir)?,
+            tensors: 0,
+        };
+        let dtype = write(model, (form, dtype), to, &mut replacing, progress)?;
+        return Ok(Merged {
+            adapter: None,
+            dtype,
+            maps: replacing.tensors,
+        });
+    }
     let adapter = inspect(dir, config)?;
     let file = AdapterFile::open(config, dir)?;
     let mut merging = Merging {
@@ -48,15 +61,54 @@ pub fn merge(
         maps: 0,
         file,
     };
-    let dtype = match form {
-        Form::Folder => write_folder(model, to, dtype, &mut merging, progress),
-        Form::Gguf => write_gguf(model, to, dtype, &mut merging, progress),
-    };
+    let dtype = write(model, (form, dtype), to, &mut merging, progress)?;
     Ok(Merged {
-        adapter,
-        dtype: dtype.map_err(refused)?,
+        adapter: Some(adapter),
+        dtype,
         maps: merging.maps,
     })
+}
+
+fn write(
+    model: &Model,
+    (form, dtype): (Form, Option<DType>),
+    to: &Path,
+    edit: &mut dyn Edit,
+    progress: &mut dyn Progress,
+) -> Result<DType, EngineError> {
+    match form {
+        Form::Folder => write_folder(model, to, dtype, edit, progress),
+        Form::Gguf => write_gguf(model, to, dtype, edit, progress),
+    }
+    .map_err(refused)
+}
+
+/// Every tensor of a model by another's.
+struct Replacing {
+    by: Model,
+    tensors: usize,
+}
+
+impl Edit for Replacing {
+    fn touches(&self, _: TensorName) -> bool {
+        true
+    }
+
+    fn apply(
+        &mut self,
+        name: TensorName,
+        shape: [usize; 2],
+        values: &mut [f32],
+    ) -> Result<(), String> {
+        let tensor = self.by.tensor(name).map_err(|e| e.to_string())?;
+        let own = tensor.to_f32();
+        if tensor.shape != shape || own.len() != values.len() {
+            return Err(format!("is {:?} instead of {shape:?}", tensor.shape));
+        }
+        values.copy_from_slice(&own);
+        self.tensors += 1;
+        Ok(())
+    }
 }
 
 /// A full disk is no fault of the weights.

@@ -7,7 +7,7 @@ use crate::{
 };
 use chela_core::EngineError;
 use chela_kernels::Kernels;
-use chela_model::{Layout, Model, ModelFiles, TensorName};
+use chela_model::{Layout, Model, ModelConfig, ModelFiles, TensorName};
 use std::{path::Path, sync::Arc};
 
 /// What was trained.
@@ -37,21 +37,16 @@ pub fn adapter<K: Kernels>(held: &Held<K>) -> Option<&Adapter<K::Buf>> {
     }
 }
 
-/// Reads a model that was trained from `base`, whose frequencies and switches it keeps; `rest` is called between tensors.
-pub fn read_whole<K: Kernels>(
-    k: &K,
-    base: &BaseWeights<K>,
-    dir: &Path,
-    rest: &mut dyn FnMut(),
-) -> Result<BaseWeights<K>, EngineError> {
+/// Opens a model that was trained from one of this configuration.
+pub fn open(base: &ModelConfig, dir: &Path) -> Result<Model, EngineError> {
     let model = Model::open(&ModelFiles {
         name: dir.display().to_string(),
         layout: Layout::Folder(dir.to_owned()),
     });
     let model = model.map_err(weights)?;
-    let (own, here) = (model.config(), &base.config);
-    let names = [here.tensor_names(), own.tensor_names()].concat();
-    let differs = names.iter().find(|n| own.shape(**n) != here.shape(**n));
+    let own = model.config();
+    let names = [base.tensor_names(), own.tensor_names()].concat();
+    let differs = names.iter().find(|n| own.shape(**n) != base.shape(**n));
     if let Some(name) = differs {
         let size = |shape: Option<[usize; 2]>| {
             shape.map_or("none".to_owned(), |[rows, cols]| format!("{rows} x {cols}"))
@@ -60,14 +55,25 @@ pub fn read_whole<K: Kernels>(
             "{}: {name} is {}, the base model's is {}: it was trained from another model",
             dir.display(),
             size(own.shape(*name)),
-            size(here.shape(*name))
+            size(base.shape(*name))
         )));
     }
+    Ok(model)
+}
+
+/// Reads a model that was trained from `base`, whose frequencies and switches it keeps; `rest` is called between tensors.
+pub fn read_whole<K: Kernels>(
+    k: &K,
+    base: &BaseWeights<K>,
+    dir: &Path,
+    rest: &mut dyn FnMut(),
+) -> Result<BaseWeights<K>, EngineError> {
+    let model = open(&base.config, dir)?;
     let mut from = Resting {
         files: Files { model: &model, k },
         rest,
     };
-    BaseWeights::build(k, here.clone(), &mut from)
+    BaseWeights::build(k, base.config.clone(), &mut from)
 }
 
 /// A model's files, read with pauses.

@@ -231,6 +231,14 @@ fn fitting(dtype: DType, [rows, cols]: [usize; 2]) -> DType {
     }
 }
 
+/// llama.cpp's converter keeps the small matrix that decides so much.
+fn stored_as(dtype: DType, name: TensorName, shape: [usize; 2]) -> DType {
+    match name {
+        TensorName::Layer(_, crate::names::LayerTensor::Router) => DType::F32,
+        _ => fitting(dtype, shape),
+    }
+}
+
 fn entry(name: String, shape: [usize; 2], stack: usize, dtype: DType) -> Entry {
     let row = dtype.row_bytes(shape[1]).unwrap_or_default();
     Entry {
@@ -259,7 +267,7 @@ fn of_gguf(model: &Model, source: &Path, dtype: DType, edit: &dyn Edit) -> Resul
         let weights = (tensor.shape[0] * tensor.shape[1]) as u64;
         match touched {
             Some(name) => {
-                let dtype = fitting(dtype, tensor.shape);
+                let dtype = stored_as(dtype, *name, tensor.shape);
                 let entry = entry(stored_name.clone(), tensor.shape, tensor.stack, dtype);
                 tensors.push((entry, Origin::Made(*name, dtype)));
                 made += weights;
@@ -328,11 +336,7 @@ fn of_folder(model: &Model, dtype: DType) -> Result<Plan> {
     }
     for name in config.tensor_names() {
         let shape = config.shape(name).unwrap_or_default();
-        let dtype = match name {
-            // llama.cpp's converter keeps the small matrix that decides so much.
-            TensorName::Layer(_, crate::names::LayerTensor::Router) => DType::F32,
-            _ => fitting(dtype, shape),
-        };
+        let dtype = stored_as(dtype, name, shape);
         let entry = entry(name.gguf(), shape, config.stack(name), dtype);
         tensors.push((entry, Origin::Made(name, dtype)));
     }

@@ -98,6 +98,7 @@ pub fn load_local(
         trained_rank: config.learning.lora_rank,
         activation_bytes: config.learning.activation_mib.saturating_mul(1 << 20),
         recompute: config.learning.recompute,
+        train_whole: config.learning.on && config.learning.whole(),
         ..EngineOptions::default()
     };
     let engine = LocalEngine::open(&model, options).context(
@@ -347,11 +348,12 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
         },
         baseline: learning.baseline,
         optim: OptimParams {
-            lr: learning.lr as f32,
+            lr: learning.rate() as f32,
             clip: learning.clip_norm as f32,
             ..OptimParams::default()
         },
         adapter: AdapterSpec {
+            whole: learning.whole(),
             rank: learning.lora_rank,
             alpha: learning.lora_alpha as f32,
             seed: learning.seed,

@@ -284,7 +284,7 @@ fn refusals_leave_nothing_behind() {
         let error = attempt(&dir, form, Some(DType::F16), "x");
         assert!(error.contains("does not fit F16"), "{error}");
     }
-    let error = attempt(&home.path().join("tiny"), Form::Gguf, None, "x");
+    let error = attempt(home.path(), Form::Gguf, None, "x");
     assert!(error.contains("adapter_config.json"), "{error}");
     assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
     std::fs::write(out.join("there"), "mine").unwrap();
@@ -369,7 +369,7 @@ fn progress_is_told_to_the_end() {
         let to = home.path().join(format!("{form:?}"));
         let merged = merge(&model, &dir, (form, None), &to, &mut told).unwrap();
         assert_eq!(merged.maps, model.config().layers);
-        assert_eq!(merged.adapter.targets, ["v_proj"]);
+        assert_eq!(merged.adapter.unwrap().targets, ["v_proj"]);
         assert_eq!((told.0.len(), told.2), (1, 1));
         assert_eq!(told.0[0].1, Some(told.1));
     }

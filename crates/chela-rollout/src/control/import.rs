@@ -18,6 +18,10 @@ fn invalid(folder: &Path, why: impl std::fmt::Display) -> Refusal {
 
 impl Rollout {
     pub(super) async fn import(&self, profile: &Profile, folder: &Path) -> Result<(), Refusal> {
+        if Weights::is_whole(folder) {
+            let what = "it holds a whole model, and only adapters are imported; serve it as the base model with `chela serve --model`";
+            return Err(invalid(folder, what));
+        }
         for name in FILES {
             if !folder.join(name).is_file() {
                 let what = format!(

@@ -194,7 +194,13 @@ impl Rollout {
             .checkpoint
             .as_ref()
             .ok_or_else(|| Refusal::NotFound(format!("version {number} has no files")))?;
-        Ok(self.config.data_dir.join(name))
+        let dir = self.config.data_dir.join(name);
+        if Weights::is_whole(&dir) {
+            return Err(Refusal::Conflict(format!(
+                "version {number} is a whole model, it has no adapter: `chela policy export --merged hf` writes it on the server's machine"
+            )));
+        }
+        Ok(dir)
     }
 
     /// Loads a checkpoint and makes sure that it is what was published then.

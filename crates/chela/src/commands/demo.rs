@@ -38,7 +38,7 @@ pub fn run(
     table.say(&format!(
         "A simulated user likes replies of at most 40 words and says so in plain words when one is longer.\n\
          Model {model}, {} updates of {} judged turns, learning rate {}.",
-        options.updates, options.batch, config.learning.lr
+        options.updates, options.batch, config.learning.rate()
     ))?;
     let result = arm(
         &config,
@@ -208,7 +208,7 @@ fn summary(
         on_topic: result.after.on_topic,
         base_nll_before: result.base_nll_before,
         base_nll_after: result.distance.base_nll,
-        lr: config.learning.lr,
+        lr: config.learning.rate(),
         batch: options.batch,
         mean_tokens_before: result.before.mean_tokens,
         mean_tokens_after: result.after.mean_tokens,

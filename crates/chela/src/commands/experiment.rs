@@ -82,7 +82,7 @@ fn run_profiles(
         Taste::Thorough.description(),
         options.updates,
         options.batch,
-        config.learning.lr
+        config.learning.rate()
     ))?;
     let report = served(&config, folder, &loaded, |endpoint| {
         Ok(profiles::run(&endpoint, keys, &options, &table)?)
@@ -137,7 +137,7 @@ fn run_runaway(mut config: Config, home: &Path, args: &RunawayArgs, output: &Out
         if config.learning.watch_turns > 0 { "on" } else { "off" },
         options.updates,
         options.batch,
-        config.learning.lr
+        config.learning.rate()
     ))?;
     let report = served(&config, folder, &loaded, |endpoint| {
         Ok(runaway::run(endpoint, &options, &table)?)
@@ -198,7 +198,7 @@ fn finish<T: Serialize>(
     if output.json {
         let whole = Whole {
             model,
-            lr: config.learning.lr,
+            lr: config.learning.rate(),
             report,
             seconds,
         };

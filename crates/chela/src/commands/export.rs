@@ -6,7 +6,7 @@ use crate::{
     supervise,
 };
 use anyhow::{Context, Result, bail};
-use chela_core::{Profile, TrajectoryStore, VersionState, registry};
+use chela_core::{Profile, TrajectoryStore, VersionState, Weights, registry};
 use chela_engine::merge::{self, Form, Merged};
 use chela_model::{DType, Model, Progress, TerminalProgress};
 use chela_store::Store;
@@ -61,7 +61,13 @@ pub fn run(config: &Config, data_dir: &Path, asked: &Asked<'_>, output: &Output)
             let dtype = asked.dtype.map(parse_dtype).transpose()?;
             let form = parse_format(format)?;
             let merged = export_merged(&model, &from, form, dtype, asked.to, &mut progress)?;
-            format!("{} maps merged, stored as {:?}", merged.maps, merged.dtype)
+            match merged.adapter {
+                Some(_) => format!("{} maps merged, stored as {:?}", merged.maps, merged.dtype),
+                None => format!(
+                    "the whole model that was trained, stored as {:?}",
+                    merged.dtype
+                ),
+            }
         }
     };
     if output.json {
@@ -83,6 +89,12 @@ const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// Returns their bytes.
 pub fn export_adapter(from: &Path, to: &Path) -> Result<u64> {
     refuse_existing(to)?;
+    if Weights::is_whole(from) {
+        bail!(
+            "{} is a whole model, there is no adapter to export; `--merged hf` or `--merged gguf` writes the model",
+            from.display()
+        );
+    }
     for name in FILES {
         if !from.join(name).is_file() {
             bail!(
@@ -230,6 +242,10 @@ mod tests {
         assert!(error.contains("already there"), "{error}");
         fs::remove_file(from.join(FILES[1])).unwrap();
         let other = home.path().join("other");
+        fs::write(from.join(Weights::MODEL), "weights").unwrap();
+        let error = export_adapter(&from, &other).unwrap_err().to_string();
+        assert!(error.contains("--merged hf"), "{error}");
+        fs::remove_file(from.join(Weights::MODEL)).unwrap();
         let error = export_adapter(&from, &other).unwrap_err().to_string();
         assert!(
             error.contains("adapter_model.safetensors is missing"),

@@ -6,3 +6,4 @@ mod recorded;
 mod script;
 mod server;
 mod tidy;
+mod whole;

@@ -1,0 +1,157 @@
+//! The binary with a real, tiny model and `learning.weights = "full"`: feedback becomes a version, which is served, survives a restart
+//! and is taken out as a model.
+
+use crate::server::wait_for;
+use serde_json::{Value, json};
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+struct Running {
+    child: Child,
+    address: String,
+    admin: String,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn chela(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_chela"));
+    command
+        .args(args)
+        .arg("--model")
+        .arg(home.join("model"))
+        .arg("--data-dir")
+        .arg(home.join("data"))
+        .stdin(Stdio::null());
+    for setting in [
+        "learning.weights=\"full\"",
+        "learning.lr=1e-3",
+        "learning.method=\"binary\"",
+        "learning.baseline=false",
+        "learning.batch=1",
+        "learning.min_batch=1",
+        "learning.gate=false",
+        // The tiny model knows no end.
+        "learning.truncated=\"judged\"",
+        "judge.kinds=[]",
+    ] {
+        command.args(["--set", setting]);
+    }
+    command
+}
+
+impl Running {
+    fn start(home: &Path) -> Self {
+        let note = home.join("data/server.json");
+        let _ = std::fs::remove_file(&note); // a killed server's
+        let child = chela(home, &["serve", "--port", "0"]).spawn().unwrap();
+        let address = wait_for("the address", || {
+            let note: Value = serde_json::from_str(&std::fs::read_to_string(&note).ok()?).ok()?;
+            Some(note["address"].as_str()?.to_owned())
+        });
+        let admin = std::fs::read_to_string(home.join("data/admin.key")).unwrap();
+        Self {
+            child,
+            address,
+            admin: format!("Bearer {}", admin.trim()),
+        }
+    }
+
+    fn agent() -> ureq::Agent {
+        let config = ureq::Agent::config_builder().http_status_as_error(false);
+        config.build().into()
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let request = Self::agent().post(format!("{}{path}", self.address));
+        let request = request.header("authorization", &self.admin);
+        let mut response = request.send_json(body).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        assert_eq!(response.status().as_u16(), 200, "{path}: {text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        let request = Self::agent().get(format!("{}{path}", self.address));
+        let request = request.header("authorization", &self.admin);
+        let mut response = request.call().unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), text)
+    }
+
+    /// A reply to a fixed message, without choice: its completion and its text.
+    fn ask(&self) -> (Value, Value) {
+        let said = self.post(
+            "/v1/chat/completions",
+            &json!({
+                "model": "model", "temperature": 0, "max_tokens": 12,
+                "messages": [{ "role": "user", "content": "tell me of owls" }],
+            }),
+        );
+        let text = said["choices"][0]["message"]["content"].clone();
+        (said["id"].clone(), text)
+    }
+
+    fn served(&self) -> u64 {
+        let (_, text) = self.get("/v1/policy");
+        let view: Value = serde_json::from_str(&text).unwrap();
+        view["served"].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn all_weights_learn_from_feedback_are_served_and_survive_a_restart() {
+    let home = tempfile::tempdir().unwrap();
+    let spec = chela_model::testing::TinySpec::default();
+    chela_model::testing::write_tiny_llama(&home.path().join("model"), 1, &spec).unwrap();
+    let server = Running::start(home.path());
+    let (completion, before) = server.ask();
+    server.post(
+        "/v1/feedback",
+        &json!({ "completion_id": completion, "score": -1 }),
+    );
+    wait_for("the first version", || (server.served() == 1).then_some(()));
+    let (_, after) = server.ask();
+    assert_ne!(before, after, "a reply that was disliked is given again");
+    let (status, text) = server.get("/v1/policy/versions/1/adapter_model.safetensors");
+    assert!(
+        status == 409 && text.contains("whole model"),
+        "{status} {text}"
+    );
+    drop(server);
+
+    let server = Running::start(home.path());
+    assert_eq!(server.served(), 1);
+    assert_eq!(server.ask().1, after);
+
+    let to = home.path().join("taken");
+    let export = |args: &[&str]| {
+        let mut command = chela(home.path(), &["policy", "export"]);
+        command.args(args).arg(&to).output().unwrap()
+    };
+    let refused = export(&[]);
+    let says = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && says.contains("--merged hf"),
+        "{says}"
+    );
+    let done = export(&["--merged", "hf"]);
+    let says = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{says}");
+    let model = chela_model::ModelFiles {
+        name: "taken".to_owned(),
+        layout: chela_model::Layout::Folder(to),
+    };
+    chela_model::Model::open(&model).unwrap();
+
+    // Back to the base model and its words.
+    server.post("/v1/policy/rollback", &json!({ "version": 0 }));
+    assert_eq!(server.ask().1, before);
+}
