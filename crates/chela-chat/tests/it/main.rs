@@ -10,5 +10,6 @@ mod common;
 mod families;
 mod grammar;
 mod prompts;
+mod qwen;
 mod reuse;
 mod starter;

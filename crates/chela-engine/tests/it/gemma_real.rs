@@ -2,10 +2,9 @@
 //! as transformers computes them, greedy text as llama.cpp writes it. Run with `CHELA_GEMMA3_GGUF=… cargo test -p chela-engine -- --ignored gemma3`.
 
 use crate::{
-    common::{greedy, ids, options, sample, score},
-    golden::{close, numbers, token_ids},
+    common::options,
+    golden::{as_others_do, token_ids},
 };
-use chela_core::PolicyRef;
 use chela_engine::LocalEngine;
 use chela_model::{DType, Edit, Layout, Model, ModelFiles, NoProgress, TensorName, write_folder};
 use serde_json::Value;
@@ -59,7 +58,6 @@ fn a_real_gemma3_reads_and_says_what_others_do() {
     let model = real();
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/gemma3_270m.json");
     let golden: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
-    let prompts = golden["prompts"].as_array().unwrap();
 
     let (tokenizer, bos) = (model.tokenizer().unwrap(), model.config().bos_id.unwrap());
     let read = |text: &Value| {
@@ -70,41 +68,5 @@ fn a_real_gemma3_reads_and_says_what_others_do() {
     assert_eq!(model.config().end_ids, [1, 106]);
 
     let engine = LocalEngine::open(&model, options()).unwrap();
-    let text = token_ids(&golden["ids"]);
-    let got = score(&engine, PolicyRef::Base, &text, 1).unwrap().logprobs;
-    let want = numbers(&golden["logprobs"]);
-    let gaps: Vec<f32> = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).collect();
-    let most = gaps.iter().fold(0.0f32, |a, b| a.max(*b));
-    let mean = gaps.iter().sum::<f32>() / gaps.len() as f32;
-    println!("{} log-probs: mean {mean:.1e}, most {most:.1e}", gaps.len());
-    close("gemma3", &got, &want);
-
-    for prompt in prompts {
-        assert_eq!(read(&prompt["prompt"]), token_ids(&prompt["ids"]));
-        let said = token_ids(&prompt["greedy"]);
-        let tokens = token_ids(&prompt["ids"]);
-        let got = ids(&sample(
-            &engine,
-            PolicyRef::Base,
-            &tokens,
-            greedy(said.len()),
-        ));
-        let exact = token_ids(&prompt["exact"]["ids"]);
-        assert_eq!(got, exact, "{}: transformers", prompt["prompt"]);
-        let same = got.iter().zip(&said).take_while(|(a, b)| a == b).count();
-        println!(
-            "{}: {same} of {} as llama.cpp",
-            prompt["prompt"],
-            said.len()
-        );
-        // llama.cpp rounds activations to 8 bits, and so may turn a near tie; from there on the texts are different ones.
-        if same < said.len() {
-            let lead = numbers(&prompt["leads"])[same];
-            assert!(
-                lead < 0.3,
-                "{}: token {same} leads by {lead}",
-                prompt["prompt"]
-            );
-        }
-    }
+    as_others_do("gemma3", &engine, (&golden, &read));
 }

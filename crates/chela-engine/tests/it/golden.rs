@@ -1,6 +1,8 @@
 //! Tiny random checkpoints against transformers and PEFT: log-probs, greedy text, adapters, gradients, optimizer.
 
-use crate::common::{collect, golden_model, greedy, ids, options, rewarded, score, version};
+use crate::common::{
+    collect, golden_model, greedy, ids, options, rewarded, sample, score, version,
+};
 use chela_core::{
     AdapterSpec, Checkpoint, Learner, OptimParams, PolicyEngine, PolicyRef, Prompt, TokenLoss,
     Want, Weights,
@@ -67,6 +69,41 @@ pub fn close(name: &str, got: &[f32], want: &[f32]) {
         most <= 1e-3 && mean <= 1e-4,
         "{name}: mean {mean}, most {most}"
     );
+}
+
+/// A real model: log-probs of the golden text and greedy replies as transformers', and llama.cpp's replies up to a near tie. `read` is
+/// the model's own tokenizer.
+pub fn as_others_do(
+    name: &str,
+    engine: &LocalEngine,
+    (golden, read): (&Value, &dyn Fn(&Value) -> Vec<u32>),
+) {
+    let text = token_ids(&golden["ids"]);
+    let got = score(engine, PolicyRef::Base, &text, 1).unwrap().logprobs;
+    let want = numbers(&golden["logprobs"]);
+    let gaps: Vec<f32> = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).collect();
+    let most = gaps.iter().fold(0.0f32, |a, b| a.max(*b));
+    let mean = gaps.iter().sum::<f32>() / gaps.len() as f32;
+    println!("{} log-probs: mean {mean:.1e}, most {most:.1e}", gaps.len());
+    close(name, &got, &want);
+
+    for prompt in golden["prompts"].as_array().unwrap() {
+        let tokens = token_ids(&prompt["ids"]);
+        assert_eq!(read(&prompt["prompt"]), tokens);
+        let said = token_ids(&prompt["greedy"]);
+        let reply = sample(engine, PolicyRef::Base, &tokens, greedy(said.len()));
+        let (got, exact) = (ids(&reply), token_ids(&prompt["exact"]["ids"]));
+        assert_eq!(got, exact, "{}: transformers", prompt["prompt"]);
+        let same = got.iter().zip(&said).take_while(|(a, b)| a == b).count();
+        let of = said.len();
+        println!("{}: {same} of {of} as llama.cpp", prompt["prompt"]);
+        // llama.cpp rounds activations to 8 bits, and so may turn a near tie; from there on the texts are different ones.
+        if same < of {
+            let lead = numbers(&prompt["leads"])[same];
+            let name = &prompt["prompt"];
+            assert!(lead < 0.3, "{name}: token {same} leads by {lead}");
+        }
+    }
 }
 
 #[test]

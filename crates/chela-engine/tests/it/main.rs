@@ -20,6 +20,7 @@ mod load;
 mod merged_real;
 mod merging;
 mod mixed;
+mod qwen_real;
 mod receipts;
 mod replay;
 mod requests;
