@@ -37,7 +37,7 @@ pub enum Case {
     Decode(usize),
     /// A prompt of so many tokens.
     Prefill(usize),
-    /// The first token of a second turn that adds [`NEW`] tokens to a cached text of so many.
+    /// The first token of a second turn that adds `NEW` tokens to a cached text of so many.
     SecondTurn(usize),
     /// The machine's matrix rate.
     Sgemm,
