@@ -57,6 +57,10 @@ struct Claimed {
 }
 
 impl Learner for Claimed {
+    fn takes(&self, sample: &Sample) -> Result<(), EngineError> {
+        self.learner.takes(sample)
+    }
+
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
         self.learner.forward(batch, want)
     }
@@ -116,6 +120,16 @@ impl LocalEngine {
         spec: &AdapterSpec,
         from: Option<&Checkpoint>,
     ) -> Result<LocalLearner<Cpu>, EngineError> {
+        self.learner_that(self.options.recompute, spec, from)
+    }
+
+    /// The same, told whether to run layers again instead of keeping their activations.
+    pub(crate) fn learner_that(
+        &self,
+        recompute: bool,
+        spec: &AdapterSpec,
+        from: Option<&Checkpoint>,
+    ) -> Result<LocalLearner<Cpu>, EngineError> {
         let config = &self.base.config;
         let adapter = match from {
             Some(checkpoint) => Adapter::read(&self.k, config, &checkpoint.dir)?,
@@ -125,7 +139,7 @@ impl LocalEngine {
             base_model: self.info().model,
             rows: self.options.train_rows,
             activation_bytes: self.options.activation_bytes,
-            recompute: self.options.recompute,
+            recompute,
         };
         let mut learner = LocalLearner::new(
             &self.k,
