@@ -264,6 +264,10 @@ pub trait PolicyEngine: Send + Sync {
     fn forget_texts(&self, profile: &Profile);
     /// Whether requests can make progress; the reason when not.
     fn health(&self) -> Result<(), String>;
+    /// Bytes that were set aside for each part at the start, by its name; empty where memory is another program's.
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 }
 
 /// What is trained: a low-rank delta (Hu et al., arXiv 2106.09685): W + (alpha / rank) · B · A, or all weights.
@@ -369,6 +373,9 @@ pub trait Learners: Send + Sync {
 
 /// Owns weights and optimizer; blocking, one thread owns it. Knows no algorithm.
 pub trait Learner: Send {
+    /// Whether it could read this sample, however it is batched; the error says why not (too long for the context or for memory, ids of
+    /// another vocabulary). A batch with one that it does not take is refused whole.
+    fn takes(&self, sample: &Sample) -> Result<(), EngineError>;
     /// Log-probs (and what [`Want`] asks for) of each sample's scored positions under the present weights, at the sample's
     /// temperature.
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError>;

@@ -423,4 +423,8 @@ impl PolicyEngine for LocalEngine {
     fn health(&self) -> Result<(), String> {
         self.alive().map_err(|e| e.to_string())
     }
+
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        self.memory.parts().map(|(n, b)| (n, b as u64)).to_vec()
+    }
 }

@@ -62,6 +62,10 @@ struct Claimed {
 }
 
 impl Learner for Claimed {
+    fn takes(&self, sample: &Sample) -> Result<(), EngineError> {
+        self.learner.takes(sample)
+    }
+
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
         self.learner.forward(batch, want)
     }
@@ -110,7 +114,15 @@ impl Learners for LocalEngine {
     /// runs together do, since sums over rows are cut there.
     fn kernel_path(&self) -> String {
         let (rows, bytes) = (self.options.train_rows, self.options.activation_bytes);
-        format!("{}; trie of {rows} rows or {bytes} bytes", self.k.path())
+        let how = if self.options.recompute {
+            ", layers run again"
+        } else {
+            ""
+        };
+        format!(
+            "{}; trie of {rows} rows or {bytes} bytes{how}",
+            self.k.path()
+        )
     }
 }
 
@@ -137,6 +149,16 @@ impl LocalEngine {
         spec: &AdapterSpec,
         from: Option<&Checkpoint>,
     ) -> Result<LocalLearner<Cpu>, EngineError> {
+        self.learner_that(self.options.recompute, spec, from)
+    }
+
+    /// The same, told whether to run layers again instead of keeping their activations.
+    pub(crate) fn learner_that(
+        &self,
+        recompute: bool,
+        spec: &AdapterSpec,
+        from: Option<&Checkpoint>,
+    ) -> Result<LocalLearner<Cpu>, EngineError> {
         let trained = if spec.whole {
             Trained::Full(Box::new(self.whole(from)?))
         } else {
@@ -146,7 +168,7 @@ impl LocalEngine {
             base_model: self.info().model,
             rows: self.options.train_rows,
             activation_bytes: self.options.activation_bytes,
-            recompute: self.options.recompute,
+            recompute,
         };
         let mut learner = LocalLearner::new(
             &self.k,

@@ -91,10 +91,21 @@ impl MemoryPlan {
         })
     }
 
+    /// Each part by its name in `/metrics`.
+    pub fn parts(&self) -> [(&'static str, usize); 5] {
+        [
+            ("base", self.base),
+            ("cache", self.cache),
+            ("adapters", self.adapters),
+            ("activations", self.activations),
+            ("optimizer", self.optimizer),
+        ]
+    }
+
     /// All parts together.
     pub fn total(&self) -> usize {
-        let parts = [self.cache, self.adapters, self.activations, self.optimizer];
-        parts.into_iter().fold(self.base, usize::saturating_add)
+        let bytes = self.parts().into_iter().map(|(_, bytes)| bytes);
+        bytes.fold(0, usize::saturating_add)
     }
 }
 

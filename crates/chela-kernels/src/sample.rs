@@ -154,27 +154,49 @@ fn choose(w: &[f32], sum: f32, policy: SamplePolicy, uniform: f64) -> (u32, f32)
     pick(w, &kept, sum, uniform)
 }
 
-/// Keeps the likeliest ids that together reach `target`, at least one. Halves the candidates instead
-/// of sorting them: a flat distribution has tens of thousands.
+/// Buckets are the weights that agree in all but these bits: each 1/128 of a power of two wide.
+const BUCKET_BITS: u32 = 16;
+
+/// Keeps the likeliest ids that together reach `target`, at least one; the others' order stays. Weights, at most 1, are added up by
+/// bucket, and only the bucket in which the target is reached is sorted: a flat distribution has tens of thousands.
 fn cut_to_nucleus(w: &[f32], ids: &mut Vec<u32>, target: f64) {
-    let (mut from, mut to, mut held) = (0, ids.len(), 0.0);
-    while to - from > 32 {
-        let half = (to - from) / 2;
-        ids[from..to].select_nth_unstable_by(half, |a, b| order(w, *a, *b));
-        let upper = mass(w, &ids[from..from + half]);
-        if held + upper >= target {
-            to = from + half;
-        } else {
-            held += upper;
-            from += half;
-        }
+    // The bits of numbers that are not negative rise with them.
+    let of = |weight: f32| (weight.to_bits() >> BUCKET_BITS) as usize;
+    let bucket = |id: u32| of(w[id as usize].min(1.0));
+    let mut held_by = vec![0.0_f64; of(1.0) + 1];
+    for id in ids.iter() {
+        held_by[bucket(*id)] += f64::from(w[*id as usize]);
     }
-    ids[from..to].sort_unstable_by(|a, b| order(w, *a, *b));
-    let last = ids[from..to].iter().position(|id| {
+    let (mut held, mut cut) = (0.0, held_by.len());
+    while cut > 0 {
+        cut -= 1;
+        if held + held_by[cut] >= target && held_by[cut] > 0.0 {
+            break;
+        }
+        held += held_by[cut];
+    }
+    let mut last: Vec<u32> = ids
+        .iter()
+        .copied()
+        .filter(|id| bucket(*id) == cut)
+        .collect();
+    last.sort_unstable_by(|a, b| order(w, *a, *b));
+    let reached = last.iter().position(|id| {
         held += f64::from(w[*id as usize]);
         held >= target
     });
-    ids.truncate(last.map_or(to, |last| from + last + 1));
+    // Added up in another order the target may stay out of reach by a rounding.
+    let Some(end) = reached.or(last.len().checked_sub(1)).map(|at| last[at]) else {
+        return;
+    };
+    // As in `at_least`: written always, counted if kept.
+    let (least, mut count) = (w[end as usize], 0);
+    for at in 0..ids.len() {
+        let (id, weight) = (ids[at], w[ids[at] as usize]);
+        ids[count] = id;
+        count += usize::from((weight > least) | ((weight == least) & (id <= end)));
+    }
+    ids.truncate(count);
 }
 
 fn order(w: &[f32], a: u32, b: u32) -> core::cmp::Ordering {
@@ -191,8 +213,14 @@ fn at_least(w: &[f32], floor: f32) -> Vec<u32> {
         if simd::max(block) < floor {
             continue;
         }
-        let kept = block.iter().enumerate().filter(|(_, w)| **w >= floor);
-        ids.extend(kept.map(|(i, _)| (b * 64 + i) as u32));
+        // Written always and counted if kept: whether it is kept cannot be guessed.
+        let mut kept = [0; 64];
+        let mut count = 0;
+        for (i, w) in block.iter().enumerate() {
+            kept[count] = (b * 64 + i) as u32;
+            count += usize::from(*w >= floor);
+        }
+        ids.extend_from_slice(&kept[..count]);
     }
     ids
 }

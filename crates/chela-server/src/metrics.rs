@@ -38,6 +38,11 @@ struct Named {
     name: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Part {
+    part: &'static str,
+}
+
 /// Counts since the process began.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -62,7 +67,8 @@ pub(crate) struct ReplyFigures {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// `memory`: how the engine divided it.
+    pub(crate) fn new(memory: &[(&'static str, u64)]) -> Self {
         let histogram = || Histogram::new(BUCKETS);
         let mut all = Self {
             registry: Registry::with_prefix("chela"),
@@ -111,6 +117,16 @@ impl Metrics {
             "requests_running",
             "Requests whose reply is not over",
             all.running.clone(),
+        );
+        let parts = Family::<Part, Gauge>::default();
+        for (part, bytes) in memory {
+            let bytes = i64::try_from(*bytes).unwrap_or(i64::MAX);
+            parts.get_or_create(&Part { part }).set(bytes);
+        }
+        r.register(
+            "memory_bytes",
+            "Memory as divided at the start: base and optimizer take so much, the other parts at most so much",
+            parts,
         );
         all
     }

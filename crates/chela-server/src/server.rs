@@ -70,13 +70,13 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new(app: App) -> Arc<Self> {
         Arc::new(Self {
+            metrics: Metrics::new(&app.engine.memory_parts()),
             app,
             tasks: Tasks::new(),
             phase: watch::Sender::new(Phase::Running),
             open: Counter::new(),
             shares: Mutex::default(),
             started: unix_seconds(),
-            metrics: Metrics::new(),
         })
     }
 

@@ -2,7 +2,8 @@
 
 use crate::{TrainError, config::TrainConfig};
 use chela_core::{
-    HELD_OUT, LeasedSample, Millis, PendingSample, Sample, SampleColumns, SampleId, registry::Chain,
+    EngineError, HELD_OUT, LeasedSample, Millis, PendingSample, Sample, SampleColumns, SampleId,
+    registry::Chain,
 };
 use chela_rl::{
     advantage::{Credit, advantages, clipped_reward},
@@ -95,8 +96,17 @@ pub struct Prepared {
     pub hinted: usize,
 }
 
-/// Computes advantages and builds the learner's samples. What cannot be built is left out with the reason.
-pub fn prepare(leased: &[LeasedSample], config: &TrainConfig, baseline: f32) -> Prepared {
+/// Why a sample is dropped that needs more tokens than the context, or more memory than there is for training.
+pub const TOO_LONG: &str = "too long";
+
+/// Computes advantages and builds the learner's samples. What cannot be built, or what the learner does not take, is left out with the
+/// reason: one such sample must not keep a batch from being trained, now and at each later try.
+pub fn prepare(
+    leased: &[LeasedSample],
+    config: &TrainConfig,
+    baseline: f32,
+    takes: &dyn Fn(&Sample) -> Result<(), EngineError>,
+) -> Prepared {
     let mut prepared = Prepared {
         rewards: rewards(leased, config),
         ..Prepared::default()
@@ -104,6 +114,17 @@ pub fn prepare(leased: &[LeasedSample], config: &TrainConfig, baseline: f32) -> 
     for one in leased {
         match build(one, config, baseline) {
             Ok(Some(sample)) => {
+                if let Err(error) = takes(&sample) {
+                    tracing::warn!(sample = one.id.0, turn = %one.turn.id, %error, "a sample is left out of its batch");
+                    let why = match error {
+                        EngineError::ContextLength { .. } | EngineError::Memory(_) => {
+                            TOO_LONG.to_owned()
+                        }
+                        error => error.to_string(),
+                    };
+                    prepared.left_out.push((one.id, why));
+                    continue;
+                }
                 prepared.hinted += usize::from(one.sample.teacher_logprobs.is_some());
                 prepared.ids.push(one.id);
                 prepared.samples.push(sample);

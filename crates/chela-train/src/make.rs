@@ -9,8 +9,8 @@ use crate::{
     step,
 };
 use chela_core::{
-    Checkpoint, Learner, LeasedSample, Millis, PolicyEngine, PolicyVersion, StepCommit,
-    VersionOrigin, VersionRecord,
+    Checkpoint, Learner, LeasedSample, Millis, PolicyEngine, PolicyVersion, Sample, SampleId,
+    StepCommit, VersionOrigin, VersionRecord,
 };
 use chela_rl::baseline::Baseline;
 use std::path::Path;
@@ -82,8 +82,8 @@ pub struct Plan<'a> {
 pub enum Made {
     /// Files on disk that nothing names yet.
     Version(Box<StepCommit>),
-    /// The batch holds nothing to learn from; why, of its first sample.
-    Nothing(String),
+    /// The batch holds nothing to learn from; why, of each sample.
+    Nothing(Vec<(SampleId, String)>),
     /// The step was not finite; the learner is as it was.
     Skipped,
 }
@@ -96,12 +96,10 @@ pub fn make(
     (config, dir): (&TrainConfig, Option<&Path>),
 ) -> Result<Made, TrainError> {
     let config = plan.recipe.config(config)?;
-    let prepared = batch::prepare(plan.leased, &config, plan.recipe.baseline);
+    let takes = |sample: &Sample| learner.takes(sample);
+    let prepared = batch::prepare(plan.leased, &config, plan.recipe.baseline, &takes);
     if prepared.samples.is_empty() {
-        let why = prepared.left_out.first().map(|(_, w)| w.clone());
-        return Ok(Made::Nothing(
-            why.unwrap_or_else(|| "an empty batch".to_owned()),
-        ));
+        return Ok(Made::Nothing(prepared.left_out));
     }
     let started = std::time::Instant::now();
     let outcome = step::run(learner, &prepared, &config)?;

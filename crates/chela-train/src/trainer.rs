@@ -228,10 +228,10 @@ impl Trainer {
         Ok(Progress::Idle)
     }
 
-    fn drop_pending(&self, dropped: &[(SampleId, &'static str)]) -> Result<(), TrainError> {
+    fn drop_pending<W: AsRef<str>>(&self, dropped: &[(SampleId, W)]) -> Result<(), TrainError> {
         let mut by_reason: HashMap<&str, Vec<SampleId>> = HashMap::new();
         for (id, why) in dropped {
-            by_reason.entry(why).or_default().push(*id);
+            by_reason.entry(why.as_ref()).or_default().push(*id);
         }
         let events: Vec<Event> = by_reason
             .into_iter()
@@ -359,12 +359,13 @@ impl Trainer {
             // A whole batch without signal is said aloud and dropped, else it would be leased again for ever.
             Made::Nothing(why) => {
                 tracing::warn!(%profile, samples = leased.len(), "a whole batch held nothing to learn from");
-                self.give_up(leased, &why)?;
+                self.give_up(&why)?;
                 Ok(Step::Nothing(Progress::Idle))
             }
             Made::Skipped => {
                 tracing::error!(%profile, samples = leased.len(), "a step was not finite and is skipped; weights are unchanged");
-                self.give_up(leased, "non-finite step")?;
+                let why = leased.iter().map(|l| (l.id, "non-finite step".to_owned()));
+                self.give_up(&why.collect::<Vec<_>>())?;
                 Ok(Step::Nothing(Progress::Skipped))
             }
         }
@@ -459,7 +460,10 @@ impl Trainer {
         let (version, made) = self.make(profile, &parent, (&leased, recipe, origin))?;
         let mut commit = match made {
             Made::Version(commit) => commit,
-            Made::Nothing(why) => return skip(self, &why),
+            Made::Nothing(why) => {
+                let first = why.first().map_or("an empty batch", |(_, why)| why);
+                return skip(self, first);
+            }
             Made::Skipped => return skip(self, "it is not finite"),
         };
         // What is left out now was consumed before: it stays named, and taught nothing.
@@ -593,13 +597,9 @@ impl Trainer {
         }
     }
 
-    fn give_up(&self, leased: &[LeasedSample], why: &str) -> Result<(), TrainError> {
-        let samples: Vec<SampleId> = leased.iter().map(|l| l.id).collect();
-        block_on(self.store.release(samples.clone()))?;
-        self.append(vec![Event::Dropped {
-            samples,
-            why: why.to_owned(),
-        }])
+    fn give_up(&self, leased: &[(SampleId, String)]) -> Result<(), TrainError> {
+        block_on(self.store.release(leased.iter().map(|l| l.0).collect()))?;
+        self.drop_pending(leased)
     }
 }
 

@@ -164,7 +164,8 @@ pub struct BenchArgs {
     /// Measure only these cases, each in turn.
     ///
     /// `train:BxN` is a LoRA step over B texts of N tokens, all scored; `train:ragged` over texts of different lengths and
-    /// `train:shared` over texts that begin alike, of which the replies are scored; `decode:N` makes N replies together;
+    /// `train:shared` over texts that begin alike, of which the replies are scored; `train:recompute` says how many times as long a step
+    /// takes with `learning.recompute`, and the peak memory with and without (measure it alone); `decode:N` makes N replies together;
     /// `prefill:N` reads a prompt of N tokens; `turn2:N` waits for the first token behind N cached tokens and 32 new ones; `sgemm` and
     /// `memory` are the machine's rates. `-` reads one name a line from standard input and measures it once, so that a script can let
     /// another program work in between. With --json each measurement is a line, the first of a case with its texts.

@@ -515,6 +515,10 @@ impl PolicyEngine for FakeEngine {
     fn health(&self) -> Result<(), String> {
         self.lock().health.clone()
     }
+
+    fn memory_parts(&self) -> Vec<(&'static str, u64)> {
+        vec![("base", 5000), ("cache", 300)]
+    }
 }
 
 fn load(dir: &Path, vocabulary: usize) -> Result<FakeModel, EngineError> {

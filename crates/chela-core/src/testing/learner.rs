@@ -17,6 +17,7 @@ struct Shared {
     errors: VecDeque<EngineError>,
     steps: u64,
     drift: f32,
+    most_tokens: Option<usize>,
 }
 
 /// Opens [`FakeLearner`]s; clones are the same.
@@ -59,6 +60,11 @@ impl FakeLearners {
     /// Saved parameters differ from the learner's by this much: what an engine then loads is not what was trained.
     pub fn set_drift(&self, drift: f32) {
         self.lock().drift = drift;
+    }
+
+    /// Samples of more tokens are refused from now on.
+    pub fn set_most_tokens(&self, most: usize) {
+        self.lock().most_tokens = Some(most);
     }
 
     /// Optimizer steps made by all learners, without skipped ones.
@@ -142,7 +148,7 @@ impl FakeLearner {
     }
 
     fn score(&self, sample: &Sample, want: &Want) -> Result<Scored, EngineError> {
-        self.model.check(sample.tokens())?;
+        self.takes(sample)?;
         let mut scored = Scored {
             entropy: want.entropy.then(Vec::new),
             top: (want.top_k > 0).then(|| (Vec::new(), Vec::new())),
@@ -212,6 +218,16 @@ fn wanted(sample: &Sample, row: usize) -> &[TokenId] {
 }
 
 impl Learner for FakeLearner {
+    fn takes(&self, sample: &Sample) -> Result<(), EngineError> {
+        let (prompt, most) = (sample.tokens().len(), self.owner.lock().most_tokens);
+        match most {
+            Some(context) if prompt > context => {
+                Err(EngineError::ContextLength { prompt, context })
+            }
+            _ => self.model.check(sample.tokens()),
+        }
+    }
+
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
         self.fail()?;
         batch

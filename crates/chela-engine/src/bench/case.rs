@@ -14,6 +14,8 @@ const RAGGED: [(usize, usize); 4] = [(704, 64), (352, 48), (224, 32), (512, 40)]
 const SHARED: (usize, usize, usize) = (1024, 4, 64);
 /// Prompt of each reply of `decode:N`.
 const PROMPT: usize = 32;
+/// Texts of `train:recompute` and their tokens, all scored but the first: one block of rows.
+const RECOMPUTED: (usize, usize) = (1, 768);
 /// New tokens of a second turn of `turn2:N`.
 pub(super) const NEW: usize = 32;
 /// Replies that `decode:N` may ask for, and so the lanes that an engine needs for it.
@@ -33,6 +35,8 @@ pub enum Case {
     Ragged,
     /// A LoRA step over texts that begin with the same long prompt, of which the replies are scored.
     Shared,
+    /// The same step with all activations kept and with layers' inputs only, one after the other.
+    Recompute,
     /// So many replies together.
     Decode(usize),
     /// A prompt of so many tokens.
@@ -55,7 +59,7 @@ impl FromStr for Case {
         };
         let unknown = || {
             format!(
-                "{name}: no such case; there are train:BxN, train:ragged, train:shared, decode:N, prefill:N, turn2:N, sgemm and memory"
+                "{name}: no such case; there are train:BxN, train:ragged, train:shared, train:recompute, decode:N, prefill:N, turn2:N, sgemm and memory"
             )
         };
         match name.split_once(':') {
@@ -63,6 +67,7 @@ impl FromStr for Case {
             None if name == "memory" => Ok(Self::Memory),
             Some(("train", "ragged")) => Ok(Self::Ragged),
             Some(("train", "shared")) => Ok(Self::Shared),
+            Some(("train", "recompute")) => Ok(Self::Recompute),
             Some(("train", shape)) => {
                 let (texts, tokens) = shape.split_once('x').ok_or_else(unknown)?;
                 let tokens = match number(tokens, 1 << 20)? {
@@ -88,6 +93,7 @@ impl fmt::Display for Case {
             Self::Equal { texts, tokens } => write!(f, "train:{texts}x{tokens}"),
             Self::Ragged => f.write_str("train:ragged"),
             Self::Shared => f.write_str("train:shared"),
+            Self::Recompute => f.write_str("train:recompute"),
             Self::Decode(lanes) => write!(f, "decode:{lanes}"),
             Self::Prefill(tokens) => write!(f, "prefill:{tokens}"),
             Self::SecondTurn(tokens) => write!(f, "turn2:{tokens}"),
@@ -113,13 +119,17 @@ impl Case {
             Self::Sgemm => "GFLOP/s",
             Self::Memory => "GB/s",
             Self::SecondTurn(_) => "ms",
+            Self::Recompute => "x time",
             _ => "tokens/s",
         }
     }
 
     /// Whether it is an optimizer step.
     pub fn trains(&self) -> bool {
-        matches!(self, Self::Equal { .. } | Self::Ragged | Self::Shared)
+        matches!(
+            self,
+            Self::Equal { .. } | Self::Ragged | Self::Shared | Self::Recompute
+        )
     }
 
     /// Its texts over a vocabulary.
@@ -135,6 +145,10 @@ impl Case {
                     ..prompt(tokens, 7000 + i)
                 })
                 .collect(),
+            Self::Recompute => {
+                let (texts, tokens) = RECOMPUTED;
+                Self::Equal { texts, tokens }.texts(vocabulary)
+            }
             Self::Ragged => (0..)
                 .zip(RAGGED)
                 .map(|(i, (start, reply))| Text {
@@ -256,6 +270,7 @@ mod tests {
             "train:6x256",
             "train:ragged",
             "train:shared",
+            "train:recompute",
             "decode:32",
             "prefill:512",
             "turn2:4096",
@@ -294,6 +309,7 @@ mod tests {
             [(768, 704), (400, 352), (256, 224), (552, 512)]
         );
         assert_eq!(shape("train:shared"), [(1088, 1024); 4]);
+        assert_eq!(shape("train:recompute"), [(768, 1)]);
         assert_eq!(shape("decode:3"), [(32, 32); 3]);
         assert_eq!(shape("prefill:512"), [(512, 512)]);
         assert!(shape("sgemm").is_empty());

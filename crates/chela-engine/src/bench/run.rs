@@ -3,7 +3,7 @@
 use super::{
     Park,
     case::{Case, NEW, Text},
-    text,
+    peak_mib, text,
 };
 use crate::{engine::LocalEngine, error::kernel, learner::LocalLearner};
 use chela_core::{
@@ -28,6 +28,8 @@ pub struct Measured {
     pub rate: f64,
     /// Mean log-prob of the scored tokens before the step, so that another program's can be compared.
     pub mean_logprob: Option<f64>,
+    /// Of a case that compares: peak resident memory with everything kept, and with layers run again.
+    pub peaks_mib: Option<[f64; 2]>,
 }
 
 /// A case that is ready to be measured.
@@ -38,6 +40,14 @@ pub struct Runner<'a> {
     training: Option<(LocalLearner<Cpu>, Vec<Sample>)>,
     /// Second turns so far: no two add the same tokens.
     turns: usize,
+    /// Runs layers again, beside a learner that keeps everything.
+    again: Option<Again>,
+}
+
+struct Again {
+    learner: LocalLearner<Cpu>,
+    rounds: usize,
+    peaks_mib: [f64; 2],
 }
 
 impl<'a> Runner<'a> {
@@ -60,10 +70,22 @@ impl<'a> Runner<'a> {
             )));
         }
         let training = if case.trains() {
-            let learner = engine.learner(&AdapterSpec::default(), None)?;
+            let spec = AdapterSpec::default();
+            let learner = match case {
+                Case::Recompute => engine.learner_that(false, &spec, None)?,
+                _ => engine.learner(&spec, None)?,
+            };
             Some((learner, case.samples(info.vocabulary)?))
         } else {
             None
+        };
+        let again = match case {
+            Case::Recompute => Some(Again {
+                learner: engine.learner_that(true, &AdapterSpec::default(), None)?,
+                rounds: 0,
+                peaks_mib: [0.0; 2],
+            }),
+            _ => None,
         };
         Ok(Self {
             engine,
@@ -71,6 +93,7 @@ impl<'a> Runner<'a> {
             texts,
             training,
             turns: 0,
+            again,
         })
     }
 
@@ -82,7 +105,10 @@ impl<'a> Runner<'a> {
     /// Measures once. The first time is slower: buffers are made and threads wake.
     pub fn once(&mut self) -> Result<Measured, EngineError> {
         if let Some((learner, batch)) = &mut self.training {
-            return step(learner, batch);
+            return match &mut self.again {
+                Some(again) => again.once(learner, batch),
+                None => step(learner, batch),
+            };
         }
         let k = self.engine.kernels();
         let started = Instant::now();
@@ -103,6 +129,7 @@ impl<'a> Runner<'a> {
             seconds: started.elapsed().as_secs_f64(),
             rate,
             mean_logprob: None,
+            peaks_mib: None,
         })
     }
 }
@@ -132,8 +159,57 @@ impl Runner<'_> {
             seconds,
             rate: 1e3 * seconds,
             mean_logprob: None,
+            peaks_mib: None,
         })
     }
+}
+
+impl Again {
+    /// How many times as long the step takes when layers are run again. Who is first changes from round to round, so that a machine that
+    /// becomes slower meets both.
+    fn once(
+        &mut self,
+        kept: &mut LocalLearner<Cpu>,
+        batch: &[Sample],
+    ) -> Result<Measured, EngineError> {
+        let first = self.rounds == 0;
+        if first {
+            reset_peak();
+        }
+        let (with, without) = if self.rounds.is_multiple_of(2) {
+            let without = step(&mut self.learner, batch)?;
+            if first {
+                // The smaller one first: freed pages stay with the process for a while.
+                self.peaks_mib[1] = peak_mib();
+            }
+            let with = step(kept, batch)?;
+            if first {
+                self.peaks_mib[0] = peak_mib();
+            }
+            (with, without)
+        } else {
+            let with = step(kept, batch)?;
+            (with, step(&mut self.learner, batch)?)
+        };
+        if kept.rows_read().again > 0 {
+            return Err(EngineError::Memory(
+                "learning.activation_mib does not let a step keep everything, so there is nothing to compare with"
+                    .to_owned(),
+            ));
+        }
+        self.rounds += 1;
+        Ok(Measured {
+            seconds: with.seconds + without.seconds,
+            rate: without.seconds / with.seconds,
+            mean_logprob: with.mean_logprob,
+            peaks_mib: Some(self.peaks_mib),
+        })
+    }
+}
+
+/// Forgets the peak so far, where the system can; else it is the process's own.
+fn reset_peak() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5"); // Linux: peak := what is resident now
 }
 
 /// Forward, backward, AdamW, under the plainest loss: each scored token a little more likely.
@@ -161,6 +237,7 @@ pub(super) fn step(
         seconds,
         rate: tokens as f64 / seconds,
         mean_logprob: Some(sum / f64::from(u32::try_from(scored).unwrap_or(u32::MAX))),
+        peaks_mib: None,
     })
 }
 
@@ -232,6 +309,7 @@ fn together(came: &[Vec<Instant>]) -> Result<Measured, EngineError> {
         seconds,
         rate: (steps * came.len()) as f64 / seconds,
         mean_logprob: None,
+        peaks_mib: None,
     })
 }
 

@@ -277,6 +277,10 @@ impl<K: Kernels> LocalLearner<K> {
 }
 
 impl<K: Kernels> Learner for LocalLearner<K> {
+    fn takes(&self, sample: &Sample) -> Result<(), EngineError> {
+        self.check(std::slice::from_ref(sample))
+    }
+
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
         self.read(self.trained.present(&self.base)?, batch, want)
     }

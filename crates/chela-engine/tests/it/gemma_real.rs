@@ -68,5 +68,5 @@ fn a_real_gemma3_reads_and_says_what_others_do() {
     assert_eq!(model.config().end_ids, [1, 106]);
 
     let engine = LocalEngine::open(&model, options()).unwrap();
-    as_others_do("gemma3", &engine, (&golden, &read));
+    as_others_do("gemma3", &engine, &golden, &read);
 }

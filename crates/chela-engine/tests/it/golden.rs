@@ -76,7 +76,8 @@ pub fn close(name: &str, got: &[f32], want: &[f32]) {
 pub fn as_others_do(
     name: &str,
     engine: &LocalEngine,
-    (golden, read): (&Value, &dyn Fn(&Value) -> Vec<u32>),
+    golden: &Value,
+    read: &dyn Fn(&Value) -> Vec<u32>,
 ) {
     let text = token_ids(&golden["ids"]);
     let got = score(engine, PolicyRef::Base, &text, 1).unwrap().logprobs;

@@ -29,5 +29,5 @@ fn a_real_qwen2_coder_reads_and_says_what_others_do() {
     assert!(read(&golden["text"]) == text && text.len() >= 512);
 
     let engine = LocalEngine::open(&model, options()).unwrap();
-    as_others_do("qwen2 coder", &engine, (&golden, &read));
+    as_others_do("qwen2 coder", &engine, &golden, &read);
 }

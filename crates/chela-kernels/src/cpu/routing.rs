@@ -1,19 +1,48 @@
 //! Mixture of experts: which experts a row goes to, with what weight, and the rows' own factors and products.
+#![allow(unsafe_code)]
 
+use super::simd::simd_fn;
+use super::tiles::{Shared, with_scratch};
 use super::{Cpu, CpuBuf, need, simd};
 use crate::error::{KernelError, Result};
 use crate::ops::{Routes, Routing};
 
 const OP: &str = "route";
 
-/// Softmax of a row of logits.
-fn softmax(logits: &[f32]) -> Vec<f32> {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut p: Vec<f32> = logits.iter().map(|z| simd::exp(z - most)).collect();
-    let sum: f32 = p.iter().sum();
-    p.iter_mut().for_each(|p| *p /= sum);
-    p
+simd_fn! {
+    /// Softmax of a row of logits.
+    fn softmax(logits: &[f32], p: &mut [f32]) {
+        let most = simd::max(logits);
+        for (p, z) in p.iter_mut().zip(logits) {
+            *p = simd::exp(z - most);
+        }
+        // One after the other, as it always was: weights of a version that is made again have its bits.
+        let sum: f32 = p.iter().sum();
+        p.iter_mut().for_each(|p| *p /= sum);
+    }
 }
+
+/// The likeliest `chosen.len()` of `p`, the likeliest first, ties by number.
+fn likeliest(p: &[f32], chosen: &mut [u32]) {
+    let above = |a: f32, b: f32| a.total_cmp(&b).is_gt();
+    let last = chosen.len() - 1;
+    for e in 0..p.len() {
+        let full = e > last;
+        // Numbers rise, so what comes later has to be more to be before.
+        if full && !above(p[e], p[chosen[last] as usize]) {
+            continue;
+        }
+        let mut at = e.min(last);
+        while at > 0 && above(p[e], p[chosen[at - 1] as usize]) {
+            chosen[at] = chosen[at - 1];
+            at -= 1;
+        }
+        chosen[at] = e as u32;
+    }
+}
+
+/// Nanoseconds of a logit on its way to a route, so that tiles are neither too short nor too long.
+const LOGIT_NS: f64 = 5.0;
 
 fn check(routing: Routing) -> Result {
     if routing.active == 0 || routing.active > routing.experts {
@@ -38,20 +67,33 @@ impl Cpu {
         check(routing)?;
         need(OP, "logits", logits.0.len(), rows * experts)?;
         let mut routes = Routes {
-            experts: Vec::with_capacity(rows * active),
-            weights: Vec::with_capacity(rows * active),
+            experts: vec![0; rows * active],
+            weights: vec![0.0; rows * active],
         };
-        for row in logits.0[..rows * experts].chunks_exact(experts) {
-            let p = softmax(row);
-            let mut order: Vec<usize> = (0..experts).collect();
-            // The likeliest first, ties by number.
-            order.sort_by(|a, b| p[*b].total_cmp(&p[*a]).then(a.cmp(b)));
-            let chosen = &order[..active];
-            let sum: f32 = chosen.iter().map(|e| p[*e]).sum();
-            let norm = if routing.normalised { sum } else { 1.0 };
-            routes.experts.extend(chosen.iter().map(|e| *e as u32));
-            routes.weights.extend(chosen.iter().map(|e| p[*e] / norm));
-        }
+        let to = (
+            Shared::new(&mut routes.experts),
+            Shared::new(&mut routes.weights),
+        );
+        self.ranges(rows, LOGIT_NS * experts as f64, |rows| {
+            let part = rows.start * active..rows.end * active;
+            // SAFETY: `routes` outlives the section, and no two ranges share a row.
+            let (chosen, weights) = unsafe { (to.0.part(part.clone()), to.1.part(part)) };
+            let rows = logits.0[rows.start * experts..rows.end * experts].chunks_exact(experts);
+            let outputs = chosen
+                .chunks_exact_mut(active)
+                .zip(weights.chunks_exact_mut(active));
+            with_scratch(experts, |p| {
+                for (row, (chosen, weights)) in rows.zip(outputs) {
+                    softmax(row, p);
+                    likeliest(p, chosen);
+                    let sum: f32 = chosen.iter().map(|e| p[*e as usize]).sum();
+                    let norm = if routing.normalised { sum } else { 1.0 };
+                    for (weight, e) in weights.iter_mut().zip(chosen) {
+                        *weight = p[*e as usize] / norm;
+                    }
+                }
+            });
+        })?;
         Ok(routes)
     }
 
@@ -80,6 +122,7 @@ impl Cpu {
         }
         let inputs = logits.0.chunks_exact(experts);
         let outputs = d_logits.0.chunks_exact_mut(experts);
+        let mut p = vec![0.0; experts];
         for (row, (z, dz)) in inputs.zip(outputs).take(rows).enumerate() {
             let at = row * active..(row + 1) * active;
             let (chosen, d_w) = (&routes.experts[at.clone()], &d_weights[at.clone()]);
@@ -93,7 +136,7 @@ impl Cpu {
                 }
                 continue;
             }
-            let p = softmax(z);
+            softmax(z, &mut p);
             let terms = chosen.iter().zip(d_w);
             let mean: f32 = terms.clone().map(|(e, d)| p[*e as usize] * d).sum();
             for (dz, p) in dz.iter_mut().zip(&p) {

@@ -1,19 +1,61 @@
 //! Run-time choice of instruction set, and the scalar functions that vectorise under each of them.
 #![allow(unsafe_code)]
 
-/// Whether AVX2, FMA and F16C are there. The answer is cached by the standard library.
-#[inline]
-pub(crate) fn has_avx2() -> bool {
+use core::sync::atomic::{AtomicU8, Ordering};
+
+/// What the processor offers; each level has all of those below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Level {
+    /// What every processor of this kind has.
+    Portable = 1,
+    /// AVX2, FMA and F16C.
+    Avx2 = 2,
+    /// AVX-512 in the forms that servers have had since 2017: F, VL, DQ and BW.
+    Avx512 = 3,
+}
+
+fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
     {
-        std::arch::is_x86_feature_detected!("avx2")
-            && std::arch::is_x86_feature_detected!("fma")
-            && std::arch::is_x86_feature_detected!("f16c")
+        use std::arch::is_x86_feature_detected as has;
+        if has!("avx2") && has!("fma") && has!("f16c") {
+            let wide = has!("avx512f") && has!("avx512vl") && has!("avx512dq") && has!("avx512bw");
+            return if wide { Level::Avx512 } else { Level::Avx2 };
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
+    Level::Portable
+}
+
+#[cfg(test)]
+thread_local! {
+    /// What this thread may use, so that a test can compare levels.
+    pub(crate) static AT_MOST: core::cell::Cell<Level> = const { core::cell::Cell::new(Level::Avx512) };
+}
+
+/// The level in use. Asked once: the processor does not change, and short functions ask each time.
+#[inline]
+pub(crate) fn level() -> Level {
+    static LEVEL: AtomicU8 = AtomicU8::new(0);
+    let level = match LEVEL.load(Ordering::Relaxed) {
+        3 => Level::Avx512,
+        2 => Level::Avx2,
+        1 => Level::Portable,
+        _ => {
+            let level = detect();
+            LEVEL.store(level as u8, Ordering::Relaxed);
+            level
+        }
+    };
+    #[cfg(test)]
+    let level = level.min(AT_MOST.get());
+    level
+}
+
+/// Whether AVX2, FMA and F16C are there.
+#[inline]
+pub(crate) fn has_avx2() -> bool {
+    level() >= Level::Avx2
 }
 
 /// Whether every processor of this kind multiplies and adds in one instruction: 64-bit ARM does, in NEON, which it always has.
@@ -21,18 +63,18 @@ pub(crate) const ALWAYS_FMA: bool = cfg!(target_arch = "aarch64");
 
 /// Name of the instruction set in use.
 pub(crate) fn isa_name() -> &'static str {
-    if has_avx2() {
-        "AVX2"
-    } else if ALWAYS_FMA {
-        "NEON"
-    } else {
-        "portable"
+    match level() {
+        Level::Avx512 => "AVX-512",
+        Level::Avx2 => "AVX2",
+        Level::Portable if ALWAYS_FMA => "NEON",
+        Level::Portable => "portable",
     }
 }
 
-/// Defines a function whose body is compiled twice, plain (on 64-bit ARM that is NEON) and for AVX2 with FMA, and chosen at run
+/// Defines a function whose body is compiled plain (on 64-bit ARM that is NEON), for AVX2 with FMA and for AVX-512, and chosen at run
 /// time. The body is written as loops over fixed lanes, which the compiler turns into vectors; in it,
-/// `fma::<FMA>` is one instruction where there is one and a product and a sum elsewhere.
+/// `fma::<FMA>` is one instruction where there is one and a product and a sum elsewhere. The lanes are fixed and nothing is reordered,
+/// so AVX-512 gives the bits of AVX2.
 macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -45,9 +87,16 @@ macro_rules! simd_fn {
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
                     plain::<true>($($arg),*)
                 }
-                if $crate::cpu::simd::has_avx2() {
-                    // SAFETY: the features the callee is compiled for were just detected.
-                    return unsafe { avx2($($arg),*) };
+                #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512vl,avx512dq,avx512bw")]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    plain::<true>($($arg),*)
+                }
+                match $crate::cpu::simd::level() {
+                    // SAFETY: the features the callee is compiled for were detected.
+                    $crate::cpu::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::cpu::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::cpu::simd::Level::Portable => {}
                 }
             }
             plain::<{ $crate::cpu::simd::ALWAYS_FMA }>($($arg),*)

@@ -87,6 +87,7 @@ fn inputs(random: &mut Random, rows: usize, keys: usize) -> Case {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn attention_is_the_dense_softmax() {
     let mut random = Random(40);
     for threads in [1, 2] {
@@ -112,6 +113,7 @@ fn attention_is_the_dense_softmax() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn gradients_of_attention() {
     let mut random = Random(41);
     let cpu = Cpu::new(2);
@@ -176,6 +178,7 @@ fn gradients(cpu: &Cpu, case: &Case, segments: &[Segment], dout: &CpuBuf) -> [Ve
 /// Blocks are longer than a finite-difference test can afford: a long text against the same text
 /// cut into segments (exact in both, computed in different blocks).
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn gradients_do_not_depend_on_how_a_text_is_cut() {
     let (cpu, mut random) = (Cpu::new(2), Random(42));
     let rows = 300;
@@ -199,6 +202,7 @@ fn gradients_do_not_depend_on_how_a_text_is_cut() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn decoding_over_caches_is_the_last_row_of_attention() {
     let mut random = Random(43);
     let (hq, hk, d) = (HEADS.q_heads, HEADS.kv_heads, HEADS.head_dim);
@@ -299,6 +303,7 @@ impl Paged {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn any_page_table_gives_what_one_buffer_gives() {
     let mut random = Random(46);
     let cpu = Cpu::new(2);

@@ -55,6 +55,7 @@ fn logps(hidden: &[f64], w: &[f64], case: &Case) -> Vec<Vec<f64>> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn scores_are_the_log_softmax() {
     let mut random = Random(50);
     for (threads, dtype, hidden, vocab) in [
@@ -99,6 +100,7 @@ fn scores_are_the_log_softmax() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn gradient_of_scores_and_entropy() {
     let mut random = Random(51);
     for (dtype, vocab, k, with_entropy) in [

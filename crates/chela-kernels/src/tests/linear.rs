@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Random, close};
+use super::{Random, close, many};
 use crate::cpu::{Cpu, CpuBuf};
 use crate::dtype::DType;
 use crate::error::KernelError;
@@ -31,6 +31,7 @@ fn embedding_rows_are_the_stored_numbers() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn linear_of_every_type_and_number_of_rows() {
     let mut random = Random(2);
     for threads in [1, 3] {
@@ -66,7 +67,7 @@ fn linear_of_every_type_and_number_of_rows() {
 fn plain_types_take_any_number_of_columns() {
     let (cpu, mut random) = (Cpu::new(1), Random(3));
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for k in [1, 7, 33, 100] {
+        for k in [1, 7, 33, many(100, 40)] {
             let (weight, w) = random.weight(&cpu, dtype, 9, k);
             let x = random.buf(5 * k);
             let expected = plain::matmul_nt(&plain::wide(&x.0), &w, (5, 9, k));
@@ -81,6 +82,7 @@ fn plain_types_take_any_number_of_columns() {
 
 /// The promise that makes a seed mean the same whatever else runs.
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn a_row_does_not_depend_on_the_others() {
     let mut random = Random(4);
     let cpu = Cpu::new(2);
@@ -110,6 +112,7 @@ fn a_row_does_not_depend_on_the_others() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn a_group_is_its_members() {
     let (cpu, mut random) = (Cpu::new(3), Random(5));
     let (a, wa) = random.weight(&cpu, DType::Q4_1, 96, 64);
@@ -157,6 +160,7 @@ fn a_group_is_its_members() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn input_gradient_is_the_transposed_product() {
     let mut random = Random(6);
     let cpu = Cpu::new(2);
@@ -186,6 +190,7 @@ fn input_gradient_is_the_transposed_product() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn dense_products_with_strides() {
     let (cpu, mut random) = (Cpu::new(2), Random(7));
     for (m, n, k) in [
@@ -261,6 +266,7 @@ fn dense_products_with_strides() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn few_rows_of_a_dense_product_do_not_depend_on_each_other() {
     let (cpu, mut random) = (Cpu::new(2), Random(8));
     let (n, k) = (50, 40);
@@ -358,7 +364,7 @@ fn the_portable_path_agrees() {
     use crate::cpu::few::{Rows, products_portable};
     let (cpu, mut random) = (Cpu::new(1), Random(11));
     for dtype in DType::ALL {
-        let (n, k, m) = (5, 512, 3);
+        let (n, k, m) = (many(5, 2), many(512, 256), 3);
         let (weight, w) = random.weight(&cpu, dtype, n, k);
         let x = random.floats(m * k);
         let mut y = vec![0.0; m * n];
@@ -378,6 +384,7 @@ fn the_portable_path_agrees() {
 
 /// 8-bit weights meet activations rounded to 16 bits: the error is that rounding, and nothing more.
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn rounded_activations_stay_within_their_rounding() {
     let mut random = Random(12);
     for threads in [1, 3] {

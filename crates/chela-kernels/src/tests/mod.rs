@@ -8,6 +8,7 @@ mod pool;
 mod routing;
 mod rows;
 mod sample;
+mod simd;
 
 use std::sync::Arc;
 
@@ -17,6 +18,11 @@ use crate::cpu::{Cpu, CpuBuf, CpuWeight};
 use crate::dtype::DType;
 use crate::ops::Kernels;
 use crate::reference as plain;
+
+/// How many; fewer under Miri, which runs a few million steps a second.
+pub(crate) const fn many(usual: usize, under_miri: usize) -> usize {
+    if cfg!(miri) { under_miri } else { usual }
+}
 
 /// A small deterministic generator (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);

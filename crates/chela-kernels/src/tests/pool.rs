@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::many;
 use crate::error::KernelError;
 use crate::pool::{Pool, Priority};
 
@@ -11,7 +12,7 @@ use crate::pool::{Pool, Priority};
 fn every_tile_runs_once() {
     for threads in [0, 1, 2, 5] {
         let pool = Pool::new(threads);
-        for tiles in [0, 1, 2, 1000] {
+        for tiles in [0, 1, 2, many(1000, 40)] {
             for priority in [Priority::Serve, Priority::Train] {
                 let counts: Vec<_> = (0..tiles).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(priority, tiles, |t| {
@@ -26,6 +27,7 @@ fn every_tile_runs_once() {
 
 #[test]
 fn many_short_sections_from_many_threads() {
+    let sections = many(500, 10);
     let pool = Arc::new(Pool::new(3));
     let total = Arc::new(AtomicUsize::new(0));
     let callers: Vec<_> = (0..4)
@@ -37,7 +39,7 @@ fn many_short_sections_from_many_threads() {
                 } else {
                     Priority::Train
                 };
-                for _ in 0..500 {
+                for _ in 0..sections {
                     pool.run(priority, 7, |_| {
                         total.fetch_add(1, Ordering::Relaxed);
                     })
@@ -47,7 +49,7 @@ fn many_short_sections_from_many_threads() {
         })
         .collect();
     callers.into_iter().for_each(|c| c.join().unwrap());
-    assert_eq!(total.load(Ordering::Relaxed), 4 * 500 * 7);
+    assert_eq!(total.load(Ordering::Relaxed), 4 * sections * 7);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Routes to experts and their gradient, rows of stacked weights, factors of rows.
 
-use super::{Random, close};
-use crate::cpu::{Cpu, CpuBuf};
+use super::{Random, close, many};
+use crate::cpu::{Cpu, CpuBuf, simd};
 use crate::dtype::DType;
 use crate::error::KernelError;
 use crate::ops::{Kernels, Mat, MatMut, Routing, RowsMode};
@@ -37,6 +37,54 @@ fn routes_and_their_gradients() {
         };
         let by_logits = plain::finite_difference(&wide, loss);
         close(&d_logits.0, &by_logits, 1e-5);
+    }
+}
+
+/// As it was computed at first, row by row with a sort: weights of a version that is made again depend on it.
+fn by_sorting(logits: &[f32], routing: Routing) -> (Vec<u32>, Vec<f32>) {
+    let (mut chosen, mut weights) = (Vec::new(), Vec::new());
+    for row in logits.chunks_exact(routing.experts) {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut p: Vec<f32> = row.iter().map(|z| simd::exp(z - most)).collect();
+        let sum: f32 = p.iter().sum();
+        p.iter_mut().for_each(|p| *p /= sum);
+        let mut order: Vec<usize> = (0..routing.experts).collect();
+        order.sort_by(|a, b| p[*b].total_cmp(&p[*a]).then(a.cmp(b)));
+        let order = &order[..routing.active];
+        let sum: f32 = order.iter().map(|e| p[*e]).sum();
+        let norm = if routing.normalised { sum } else { 1.0 };
+        chosen.extend(order.iter().map(|e| *e as u32));
+        weights.extend(order.iter().map(|e| p[*e] / norm));
+    }
+    (chosen, weights)
+}
+
+#[test]
+fn routes_have_the_bits_of_a_sort_however_many_threads() {
+    let mut random = Random(43);
+    for (experts, active, normalised) in
+        [(128, 8, true), (60, 4, false), (7, 7, true), (3, 1, true)]
+    {
+        let routing = Routing {
+            rows: many(300, 6),
+            experts,
+            active,
+            normalised,
+        };
+        // Rounded, so that many are equal; and a row that is not a number.
+        let mut logits = random.floats(routing.rows * experts);
+        logits
+            .iter_mut()
+            .for_each(|z| *z = (*z * 8.0).round() / 4.0);
+        logits[experts + 1] = f32::NAN;
+        let (chosen, weights) = by_sorting(&logits, routing);
+        let bits = |w: &[f32]| w.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
+        for threads in [1, 3] {
+            let cpu = Cpu::new(threads);
+            let routes = cpu.route(&CpuBuf(logits.clone()), routing).unwrap();
+            assert_eq!(routes.experts, chosen);
+            assert_eq!(bits(&routes.weights), bits(&weights));
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sampling from a row.
 
-use super::Random;
+use super::{Random, many};
 use crate::reference as plain;
 use crate::sample::{SamplePolicy, sample_row, token_logprob};
 
@@ -61,10 +61,10 @@ fn policies() -> Vec<SamplePolicy> {
 fn truncation_keeps_what_sorting_would() {
     let mut random = Random(60);
     for policy in policies() {
-        let logits = row(&mut random, 1000);
+        let logits = row(&mut random, many(1000, 60));
         let (ids, p) = kept(&logits, policy);
         let mass: f64 = ids.iter().map(|i| p[*i]).sum();
-        for _ in 0..20 {
+        for _ in 0..many(20, 1) {
             let mut copy = logits.clone();
             let s = sample_row(&mut copy, policy, random.unit()).unwrap();
             assert!(
@@ -86,6 +86,7 @@ fn truncation_keeps_what_sorting_would() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "minutes under Miri")]
 fn frequencies_follow_the_distribution() {
     let mut random = Random(61);
     let logits = row(&mut random, 12);

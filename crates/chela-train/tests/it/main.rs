@@ -66,11 +66,16 @@ fn trainer(
 impl Rig {
     /// A judged turn of that profile in a session of its own, sampled by what is served now.
     fn judged(&self, of: &Profile, reward: f32) -> TurnId {
+        self.judged_reply(of, reward, &[4])
+    }
+
+    /// The same with a reply of these tokens, and one that differs from turn to turn.
+    fn judged_reply(&self, of: &Profile, reward: f32, reply: &[u32]) -> TurnId {
         let id = self.store.next_turn_id(1_000);
         let verdict_id = self.store.next_verdict_id();
         let mut turn = first_turn(id, of, &session(&id.to_string()));
         turn.version = self.engine.served(of);
-        turn.reply = sampled(&[4, 5 + (id.0 % 7) as u32]);
+        turn.reply = sampled(&[reply, &[5 + (id.0 % 7) as u32]].concat());
         let verdict = Box::new(verdict(Some(reward), &[]));
         block_on(self.store.append(vec![
             Event::Turn(Box::new(turn)),
@@ -217,6 +222,31 @@ fn a_skipped_step_drops_its_samples_and_makes_no_version() {
         );
     }
     assert!(rig.versions(&p).is_empty());
+}
+
+#[test]
+fn a_sample_that_is_too_long_is_dropped_alone_and_the_rest_is_trained() {
+    let mut rig = rig();
+    rig.config.batch = 3;
+    rig.trainer = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+    let p = profile("default");
+    rig.learners.set_most_tokens(8); // the text whose log-probs a receipt holds has so many
+    let long = rig.judged_reply(&p, 1.0, &[4; 8]);
+    let short = rig.pair(&p);
+    assert_eq!(
+        rig.trainer.advance(&p).unwrap(),
+        Progress::Served(version(&p, 1))
+    );
+    let too_long = SampleState::Dropped("too long".to_owned());
+    assert_eq!(rig.state(long), too_long);
+    for turn in short {
+        assert_eq!(rig.state(turn), SampleState::Consumed(version(&p, 1)));
+    }
+    // A batch of nothing else makes no version and is not tried again.
+    let long = [1.0, -1.0, 1.0].map(|reward| rig.judged_reply(&p, reward, &[5; 8]));
+    assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
+    assert_eq!(rig.versions(&p).len(), 1);
+    assert!(long.iter().all(|turn| rig.state(*turn) == too_long));
 }
 
 #[test]

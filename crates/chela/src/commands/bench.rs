@@ -90,6 +90,9 @@ impl Bench<'_> {
                 "case": case.to_string(), "warm_up": known.is_none(), "seconds": measured.seconds, "rate": measured.rate,
                 "unit": case.unit(), "mean_logprob": measured.mean_logprob, "peak_mib": peak_mib(),
             });
+            if let Some(peaks) = measured.peaks_mib {
+                line["peaks_mib"] = json!({"kept": peaks[0], "recomputed": peaks[1]});
+            }
             if known.is_none() {
                 let texts = runner.texts().iter();
                 let texts: Vec<_> = texts
@@ -114,10 +117,13 @@ fn row(case: &Case, all: &[Measured]) -> String {
     let middle = (rates[(rates.len() - 1) / 2] + rates[rates.len() / 2]) / 2.0;
     let name = case.to_string();
     let (least, most) = (rates[0], rates[rates.len() - 1]);
-    format!(
-        "{name:<15} {middle:>9.1} {}  ({least:.1} to {most:.1})",
-        case.unit()
-    )
+    let unit = case.unit();
+    if let Some([kept, again]) = all.last().and_then(|m| m.peaks_mib) {
+        return format!(
+            "{name:<15} {middle:>9.2} {unit}  ({least:.2} to {most:.2})  peak {kept:.0} MiB kept, {again:.0} MiB recomputed"
+        );
+    }
+    format!("{name:<15} {middle:>9.1} {unit}  ({least:.1} to {most:.1})")
 }
 
 /// Everything, once.
@@ -182,9 +188,19 @@ mod tests {
             seconds: 1.0,
             rate,
             mean_logprob: None,
+            peaks_mib: None,
         };
         let all = [3.0, 1.0, 2.0, 9.0].map(measured);
         let shown = "decode:8              2.5 tokens/s  (1.0 to 9.0)";
         assert_eq!(row(&Case::Decode(8), &all), shown);
+        let compared = Measured {
+            rate: 1.3,
+            peaks_mib: Some([900.4, 500.0]),
+            ..all[0]
+        };
+        assert_eq!(
+            row(&Case::Recompute, &[compared]),
+            "train:recompute      1.30 x time  (1.30 to 1.30)  peak 900 MiB kept, 500 MiB recomputed"
+        );
     }
 }
