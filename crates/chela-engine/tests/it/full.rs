@@ -491,7 +491,7 @@ impl Edit for Untouched {
 /// Real sizes: both methods learn the same text, and the engine holds what was trained. Prints times and memory.
 #[test]
 #[ignore = "needs the starter model; writes 2.5 GB"]
-fn the_starter_learns_with_all_weights() {
+fn measured_all_weights_of_a_real_model() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("bf16");
     let starter = Model::open(&starter()).unwrap();

@@ -26,4 +26,5 @@ mod replay;
 mod requests;
 mod residency;
 mod serving;
+mod shared;
 mod starter;
