@@ -18,6 +18,8 @@ pub struct Asked {
     candidates: Vec<u32>,
     /// Candidates of a pair.
     pub(super) k: usize,
+    /// Each sample's first pair.
+    starts: Vec<usize>,
     /// The pairs in the order of their rows.
     by_row: Vec<usize>,
 }
@@ -41,10 +43,12 @@ impl Asked {
             inv_temperature: Vec::new(),
             candidates: Vec::new(),
             k: 1,
+            starts: Vec::with_capacity(samples.len()),
             by_row: Vec::new(),
         };
         for (i, sample) in samples.iter().enumerate() {
             let before = asked.rows.len();
+            asked.starts.push(before);
             asked.rows.extend(block.path(i).skip(sample.start() - 1));
             let n = asked.rows.len() - before;
             let inv_temperature = 1.0 / sample.temperature();
@@ -68,6 +72,11 @@ impl Asked {
     /// How many pairs there are.
     pub(super) fn pairs(&self) -> usize {
         self.rows.len()
+    }
+
+    /// A sample's `n` pairs.
+    pub(super) fn of(&self, sample: usize, n: usize) -> Range<usize> {
+        self.starts[sample]..self.starts[sample] + n
     }
 
     /// Those of these rows; rows of the part count from its first.

@@ -229,8 +229,7 @@ impl<K: Kernels> Walk<'_, K> {
             ended.push(i);
         }
         for i in ended {
-            let at: usize = self.samples[..i].iter().map(|s| s.len()).sum();
-            let pairs = at..at + self.samples[i].len();
+            let pairs = self.asked.of(i, self.samples[i].len());
             let k = self.asked.k;
             let one = self.scores.of(&pairs, k);
             if let Some(back) = back {

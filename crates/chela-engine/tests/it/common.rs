@@ -117,6 +117,15 @@ pub fn rewarded(tokens: &[u32], advantages: &[f32]) -> Sample {
     Sample::new(tokens.to_vec(), tokens.len() - n, columns, 1.0, version(0)).unwrap()
 }
 
+/// The policy gradient's derivative: −A by token, averaged over the reply.
+pub fn policy_gradient(_: usize, sample: &Sample, _: &Scored) -> TokenLoss {
+    let n = sample.len() as f32;
+    TokenLoss {
+        d_logprobs: sample.advantages().iter().map(|a| -a / n).collect(),
+        ..TokenLoss::default()
+    }
+}
+
 /// A text without meaning that begins with `from`.
 pub fn prompt(from: u32, n: u32) -> Vec<u32> {
     (0..n).map(|i| (from + 7 * i) % 200).collect()

@@ -2,15 +2,15 @@
 
 use crate::{
     common::{
-        begin, collect, golden_model, greedy, ids, options, prompt, rewarded, score, tiny_files,
-        trained, version,
+        begin, collect, golden_model, greedy, ids, options, policy_gradient, prompt, rewarded,
+        score, tiny_files, trained, version,
     },
     golden::{NAMES, numbers, root, token_ids},
     starter::starter,
 };
 use chela_core::{
     AdapterSpec, Checkpoint, EngineError, Learner, OptimParams, PolicyEngine, PolicyRef, Sample,
-    Scored, TokenLoss, Want, Weights,
+    Scored, Want, Weights,
 };
 use chela_engine::{
     EngineOptions, LocalEngine, LocalLearner,
@@ -29,14 +29,6 @@ fn whole() -> AdapterSpec {
     AdapterSpec {
         whole: true,
         ..AdapterSpec::default()
-    }
-}
-
-fn policy_gradient(_: usize, sample: &Sample, _: &Scored) -> TokenLoss {
-    let n = sample.len() as f32;
-    TokenLoss {
-        d_logprobs: sample.advantages().iter().map(|a| -a / n).collect(),
-        ..TokenLoss::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Learning: it must learn, by finite differences, in any split, and go on after a restart as if nothing had happened.
 
-use crate::common::{options, prompt, rewarded, score, tiny, version};
+use crate::common::{options, policy_gradient, prompt, rewarded, score, tiny, version};
 use chela_core::{
     AdapterSpec, Candidates, Checkpoint, EngineError, Learner, OptimParams, PolicyEngine,
     PolicyRef, Sample, Scored, TokenLoss, Want, Weights,
@@ -18,14 +18,6 @@ fn spec() -> AdapterSpec {
         rank: 4,
         alpha: 8.0,
         ..AdapterSpec::default()
-    }
-}
-
-fn policy_gradient(_: usize, sample: &Sample, _: &Scored) -> TokenLoss {
-    let n = sample.len() as f32;
-    TokenLoss {
-        d_logprobs: sample.advantages().iter().map(|a| -a / n).collect(),
-        ..TokenLoss::default()
     }
 }
 

@@ -61,6 +61,15 @@ pub fn by_group(
     Ok(all)
 }
 
+/// R − the group's mean, divided by a deviation: `std`, or without one the group's own.
+pub fn centred(replies: &[Reply], std: Option<f64>) -> Result<Vec<Option<f32>>, RlError> {
+    by_group(replies, |rewards| {
+        let (mean, own) = mean_std(rewards).unwrap_or_default();
+        let by = std.unwrap_or(own) + EPSILON;
+        rewards.iter().map(|r| (r - mean) / by).collect()
+    })
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]

@@ -1,17 +1,11 @@
 //! GRPO: (R − mean) / (std + 1e-6) within the group (DeepSeekMath, Shao et al., arXiv 2402.03300), std with n − 1.
 
-use super::group::{EPSILON, Reply, by_group, mean_std};
+use super::group::{Reply, centred};
 use crate::RlError;
 
 /// A of each reply; `None` where its group teaches nothing.
 pub fn advantages(replies: &[Reply]) -> Result<Vec<Option<f32>>, RlError> {
-    by_group(replies, |rewards| {
-        let (mean, std) = mean_std(rewards).unwrap_or_default();
-        rewards
-            .iter()
-            .map(|r| (r - mean) / (std + EPSILON))
-            .collect()
-    })
+    centred(replies, None)
 }
 
 #[cfg(test)]

@@ -1,19 +1,13 @@
 //! LitePPO: R − the group's mean, divided by the whole batch's deviation (Liu et al., "Tricks or Traps?", arXiv 2508.08221).
 
-use super::group::{EPSILON, Reply, by_group, mean_std};
+use super::group::{Reply, centred, mean_std};
 use crate::RlError;
 
 /// A of each reply; `None` where its group teaches nothing.
 pub fn advantages(replies: &[Reply]) -> Result<Vec<Option<f32>>, RlError> {
     let rewards: Vec<f64> = replies.iter().map(|r| f64::from(r.reward)).collect();
     let (_, std) = mean_std(&rewards).unwrap_or_default();
-    by_group(replies, |rewards| {
-        let (mean, _) = mean_std(rewards).unwrap_or_default();
-        rewards
-            .iter()
-            .map(|r| (r - mean) / (std + EPSILON))
-            .collect()
-    })
+    centred(replies, Some(std))
 }
 
 #[cfg(test)]
