@@ -88,6 +88,22 @@ def greedy_by_llama_cpp(path, prompts, steps, context):
         yield answer["__verbose"]["tokens"], choice["text"], [(c["id"], c["logprob"]) for c in choice["logprobs"]["content"]]
 
 
+def real_greedy(model, gguf, prompts, steps):
+    """Of a real model: llama.cpp's greedy text after each (text, ids), by how much each of its tokens leads in transformers, how many are
+    transformers' too, and transformers' own."""
+    out, prompts = [], list(prompts)
+    said_there = greedy_by_llama_cpp(gguf, [ids for _, ids in prompts], steps, 1024)
+    for (text, prompt), (said, words, _) in zip(prompts, said_there):
+        with torch.no_grad():
+            values, tokens = model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1:-1].topk(2)
+        same = next((i for i, (a, b) in enumerate(zip(tokens[:, 0].tolist(), said)) if a != b), len(said))
+        lead = (values[:, 0] - values[:, 1]).tolist()
+        print(repr(text), "->", repr(words), "transformers agrees for", same, "of", len(said), "smallest lead", min(lead[:same], default=0))
+        out.append({"prompt": text, "ids": prompt, "greedy": said, "text": words, "leads": nine(lead), "same_in_transformers": same,
+                    "exact": greedy_cached(model, prompt, steps)})
+    return out
+
+
 def policy_loss(model, ids, advantages):
     """-mean(A_t * logprob_t) over the last len(advantages) tokens of the text."""
     chosen = token_logprobs(model, ids)[-len(advantages):]

@@ -5,7 +5,7 @@ import argparse
 import hashlib
 from pathlib import Path
 
-from common import HERE, greedy_by_llama_cpp, greedy_cached, nine, token_logprobs, write_json
+from common import HERE, nine, real_greedy, token_logprobs, write_json
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,16 +41,7 @@ def main():
     assert model.config.model_type == "qwen2" and model.dtype == torch.float32
     with torch.no_grad():
         logprobs = nine(token_logprobs(model, ids[-1]))
-    out = {"gguf_sha256": SHA256, "text": texts[-1], "ids": ids[-1], "logprobs": logprobs, "conversations": talks, "prompts": []}
-    for text, prompt, (said, words, _) in zip(PROMPTS, ids, greedy_by_llama_cpp(args.gguf, ids, STEPS, 1024)):
-        whole = prompt + said
-        with torch.no_grad():
-            values, tokens = model(torch.tensor([whole])).logits[0, len(prompt) - 1:-1].topk(2)
-        same = next((i for i, (a, b) in enumerate(zip(tokens[:, 0].tolist(), said)) if a != b), len(said))
-        lead = (values[:, 0] - values[:, 1]).tolist()
-        print(repr(text), "->", repr(words), "transformers agrees for", same, "of", len(said), "smallest lead", min(lead[:same], default=0))
-        out["prompts"].append({"prompt": text, "ids": prompt, "greedy": said, "text": words, "leads": nine(lead), "same_in_transformers": same,
-                               "exact": greedy_cached(model, prompt, STEPS)})
+    out = {"gguf_sha256": SHA256, "text": texts[-1], "ids": ids[-1], "logprobs": logprobs, "conversations": talks, "prompts": real_greedy(model, args.gguf, zip(PROMPTS, ids), STEPS)}
     write_json(HERE / "qwen2_coder.json", out)
 
 
