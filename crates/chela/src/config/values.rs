@@ -139,7 +139,7 @@ pub struct Learning {
     pub unknown_clients: String,
     /// Minutes until a silent session ends.
     pub session_idle: u64,
-    /// Part of the machine that training takes while requests wait.
+    /// Part of their rate that replies give up while training runs beside them.
     pub train_share: f64,
     /// MiB that a step may keep for the way back; what needs more is walked through in pieces. 0 = a quarter of the machine's memory, at
     /// most 4 GiB, or what is left of it.
