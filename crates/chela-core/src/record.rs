@@ -6,6 +6,7 @@ use crate::{
     engine::FinishReason,
     error::Refusal,
     ids::{Millis, PolicyVersion, Profile, SampleId, SessionId, TokenId, TurnId},
+    judge::Group,
     registry::Undo,
     store::{
         ForgetPlan, ForgetProof, Reply, Segment, SessionRecord, StoreCounts, TurnKind, TurnStory,
@@ -154,6 +155,8 @@ pub struct Feedback {
     pub text: Option<String>,
     /// What the reply should have been; becomes a hint.
     pub edited: Option<String>,
+    /// The replies that the score is compared with; needs a score.
+    pub group: Option<Group>,
 }
 
 /// One turn in an export.

@@ -95,6 +95,7 @@ fn verdict_json((id, verdict, no_sample): &(VerdictId, Verdict, Option<String>))
         "hints": verdict.hints,
         "evidence": verdict.evidence,
         "votes": verdict.votes.iter().map(vote_json).collect::<Vec<_>>(),
+        "group": verdict.group.as_ref().map(|g| json!({"id": g.id(), "size": g.size()})),
         "no_sample": no_sample,
     })
 }
