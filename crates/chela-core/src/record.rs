@@ -308,6 +308,19 @@ pub enum PolicyAction {
     Import(PathBuf),
 }
 
+/// How groups of replies are trained on: what a task runner has to know to keep pace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRules {
+    /// The algorithm's name.
+    pub algorithm: String,
+    /// Groups of one step.
+    pub groups: usize,
+    /// Steps a reply may be behind when it is trained on.
+    pub max_staleness: u64,
+    /// Most tokens of a reply, where that is set.
+    pub reply_limit: Option<usize>,
+}
+
 /// How things stand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusView {
@@ -325,6 +338,8 @@ pub struct StatusView {
     pub judging: u64,
     /// Judge errors since start, by judge.
     pub judge_errors: Vec<(String, u64)>,
+    /// How groups of replies are trained on; `None` = not at all.
+    pub groups: Option<GroupRules>,
     /// Each profile with what it serves.
     pub profiles: Vec<PolicyView>,
 }

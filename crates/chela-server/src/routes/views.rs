@@ -297,6 +297,12 @@ pub(super) fn status_json(status: &StatusView) -> Value {
         "disk_bytes": counts.bytes,
         "judging": status.judging,
         "judge_errors": map(&status.judge_errors),
+        "groups": status.groups.as_ref().map(|g| json!({
+            "algorithm": g.algorithm,
+            "groups": g.groups,
+            "max_staleness": g.max_staleness,
+            "reply_limit": g.reply_limit,
+        })),
         "profiles": status.profiles.iter().map(policy_json).collect::<Vec<_>>(),
     })
 }

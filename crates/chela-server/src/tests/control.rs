@@ -305,6 +305,8 @@ async fn versions_are_shown_and_steered() {
 #[tokio::test]
 async fn the_status() {
     let status = api().get("/v1/status", "feedback").await.json();
+    let groups = json!({"algorithm": "grpo", "groups": 8, "max_staleness": 2, "reply_limit": null});
+    assert_eq!(status["groups"], groups);
     assert_eq!(
         status["turns"],
         json!([{"kind": "side", "reason": "title", "count": 2}])
