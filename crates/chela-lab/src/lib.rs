@@ -1,5 +1,6 @@
 //! Demo, experiments and benchmarks, as clients of the public API: everything here speaks HTTP and knows nothing inside.
 
+pub mod capacity;
 pub mod client;
 pub mod curve;
 pub mod demo;

@@ -81,3 +81,11 @@ fn an_end_adds_only_what_is_new_and_not_yet_trained() {
     assert_eq!(of(&line), []);
     assert_eq!(credit(&line, 0.5), [Some(0.25), Some(0.5), Some(1.0)]);
 }
+
+#[test]
+fn a_reward_in_a_group_stays_where_it_was_given() {
+    let mut line = stories(&[(None, None), (Some(1), Some(0.5)), (Some(2), Some(1.0))]);
+    line[1].verdicts[0].1.group = Some(chela_core::Group::new("g", 2).unwrap());
+    assert_eq!(credit(&line, 1.0), [None, Some(0.5), Some(1.0)]);
+    assert_eq!(flowing_back(&line, 1.0), []);
+}

@@ -387,6 +387,7 @@ mod tests {
                     hints: Vec::new(),
                     evidence: None,
                     votes: Vec::new(),
+                    group: None,
                 }))
             })
         }

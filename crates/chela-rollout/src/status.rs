@@ -45,6 +45,7 @@ impl Rollout {
                 .into_iter()
                 .map(|(judge, f)| (judge, f.count))
                 .collect(),
+            groups: self.config.groups.clone(),
             profiles,
         })
     }

@@ -415,6 +415,12 @@ impl ControlPlane for FakeControl {
             },
             judging: 0,
             judge_errors: vec![],
+            groups: Some(GroupRules {
+                algorithm: "grpo".to_owned(),
+                groups: 8,
+                max_staleness: 2,
+                reply_limit: None,
+            }),
             profiles: vec![view(&Profile::default())],
         })
     }

@@ -3,6 +3,7 @@
 
 mod faults;
 mod gate;
+mod groups;
 mod replay;
 
 use chela_core::testing::{
