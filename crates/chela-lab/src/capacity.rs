@@ -1,9 +1,9 @@
 //! How many groups of replies a task runner may begin now, so that they are trained on before they are too old. Users are not held back by it.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What bounds it; the last two stand in `/v1/status` under `groups`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
     /// Groups that may be under way at the same time.
     #[serde(skip)]

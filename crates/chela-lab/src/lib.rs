@@ -2,6 +2,7 @@
 
 pub mod capacity;
 pub mod client;
+pub mod countdown;
 pub mod curve;
 pub mod demo;
 pub mod evaluate;
@@ -16,8 +17,10 @@ pub mod rules;
 pub mod runaway;
 pub mod stage;
 pub mod standing;
+pub mod tasks;
 pub mod taste;
 pub mod texts;
+pub mod train;
 pub mod user;
 
 use thiserror::Error;

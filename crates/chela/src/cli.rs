@@ -55,6 +55,8 @@ pub enum Command {
         #[command(subcommand)]
         which: ExperimentCommand,
     },
+    /// Teach a task whose answers can be checked, by reinforcement learning.
+    Train(TrainArgs),
     /// Measure this machine and model: prefill, decode, training, publish.
     Bench(BenchArgs),
     /// Make, list and revoke keys.
@@ -202,6 +204,35 @@ pub enum ExperimentCommand {
     Profiles(ProfilesArgs),
     /// A hostile loop fills the batches after an honest user: what is served must stay good.
     Runaway(RunawayArgs),
+}
+
+/// `chela train`
+#[derive(Clone, Debug, Args)]
+pub struct TrainArgs {
+    /// arithmetic, countdown, word-problems, or a task's file (docs/learning.md).
+    #[arg(long, value_name = "TASK")]
+    pub task: String,
+    /// Optimizer steps to make.
+    #[arg(long, default_value_t = 20)]
+    pub steps: u64,
+    /// Replies to each prompt.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub samples: usize,
+    /// What groups are taught with, like grpo; needs no server running, which has its own (`learning.algorithm`).
+    #[arg(long)]
+    pub algorithm: Option<String>,
+    /// Read the held-out prompts after so many steps; 0 = before and after only.
+    #[arg(long, default_value_t = 5)]
+    pub every: u64,
+    /// Requests at once.
+    #[arg(long, default_value_t = 16)]
+    pub lanes: usize,
+    /// Order of prompts, sampling, and the adapter.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Folder of the journal, the curve and its picture.
+    #[arg(long, value_name = "DIR", default_value = "chela-train")]
+    pub out: PathBuf,
 }
 
 /// `chela experiment learn`
