@@ -208,7 +208,7 @@ pub struct Scored {
     pub entropy: Option<Vec<f32>>,
     /// `[N, top_k]` ids and their log-probs, most likely first, when asked for.
     pub top: Option<(Vec<TokenId>, Vec<f32>)>,
-    /// `[N]` when the adapter has a value head.
+    /// `[N]` when there is a value head: what the state is worth in which the token of that position is chosen.
     pub values: Option<Vec<f32>>,
 }
 

@@ -33,6 +33,9 @@ pub struct Recipe {
     alpha: f32,
     targets: Vec<String>,
     seed: u64,
+    /// Steps before this could be said had none.
+    #[serde(default)]
+    value_head: bool,
 }
 
 impl Recipe {
@@ -69,6 +72,7 @@ impl Recipe {
             alpha: config.adapter.alpha,
             targets: config.adapter.targets.clone(),
             seed: config.adapter.seed,
+            value_head: config.adapter.value_head,
         }
     }
 
@@ -135,6 +139,7 @@ impl Recipe {
                 alpha: self.alpha,
                 targets: self.targets.clone(),
                 seed: self.seed,
+                value_head: self.value_head,
             },
             ..now.clone()
         })
