@@ -3,7 +3,7 @@
 use chela_core::{AdapterSpec, OptimParams, Profile, TokenId};
 use chela_rl::{
     advantage::AdvantageConfig,
-    objective::{Aggregation, Clip, Correction},
+    objective::{Aggregation, Clip, Correction, Proximal, Regular},
 };
 use std::path::PathBuf;
 
@@ -134,6 +134,12 @@ pub struct TrainConfig {
     pub correction: Correction,
     /// How tokens add up.
     pub aggregation: Aggregation,
+    /// Pull to the base model and bonus for entropy.
+    pub regular: Regular,
+    /// Optimizer steps that a batch is cut into; they make one version together.
+    pub minibatches: usize,
+    /// Where proximal log-probs come from when these are several.
+    pub proximal: Proximal,
     /// The optimizer.
     pub optim: OptimParams,
     /// The adapter.
@@ -168,6 +174,9 @@ impl TrainConfig {
             clip: Clip::default(),
             correction: Correction::default(),
             aggregation: Aggregation::default(),
+            regular: Regular::default(),
+            minibatches: 1,
+            proximal: Proximal::default(),
             optim: OptimParams::default(),
             adapter: AdapterSpec::default(),
             canary,

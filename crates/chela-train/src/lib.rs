@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod config;
+pub mod figures;
 pub mod gate;
 pub mod make;
 pub mod publish;
@@ -15,7 +16,11 @@ pub mod step;
 pub mod trainer;
 pub mod watch;
 
-pub use chela_rl::advantage::{AdvantageConfig, Method};
+pub use chela_rl::{
+    advantage::{AdvantageConfig, Method},
+    kl::Estimator,
+    objective::{Proximal, Regular},
+};
 pub use config::{GateConfig, Probe, TrainConfig, WatchConfig};
 pub use trainer::{Progress, Trainer};
 

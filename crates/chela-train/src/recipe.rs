@@ -4,7 +4,8 @@ use crate::{TrainError, config::TrainConfig};
 use chela_core::{AdapterSpec, OptimParams};
 use chela_rl::{
     advantage::{AdvantageConfig, Method},
-    objective::{Aggregation, Clip, Correction},
+    kl::Estimator,
+    objective::{Aggregation, Clip, Correction, Proximal, Regular},
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,12 @@ pub struct Recipe {
     dual: Option<f32>,
     correction: (String, f32, f32),
     aggregation: (String, f32),
+    /// Optimizer steps of the batch, and where proximal log-probs came from. Steps before this could be said were one.
+    #[serde(default = "one_minibatch")]
+    minibatches: (usize, String),
+    /// Coefficients of KL to the base model and of entropy, and how KL is estimated. Steps before this could be said had neither.
+    #[serde(default = "nothing_beside")]
+    regular: (f32, f32, String),
     optim: [f32; 6],
     /// All weights were trained. Steps before this could be said trained adapters.
     #[serde(default)]
@@ -36,6 +43,19 @@ pub struct Recipe {
     /// Steps before this could be said had none.
     #[serde(default)]
     value_head: bool,
+}
+
+fn one_minibatch() -> (usize, String) {
+    (1, Proximal::default().name().to_owned())
+}
+
+fn nothing_beside() -> (f32, f32, String) {
+    written(Regular::default())
+}
+
+fn written(regular: Regular) -> (f32, f32, String) {
+    let estimator = regular.estimator.name().to_owned();
+    (regular.kl, regular.entropy, estimator)
 }
 
 impl Recipe {
@@ -66,6 +86,8 @@ impl Recipe {
                 Aggregation::SequenceMean => ("sequence".to_owned(), 0.0),
                 Aggregation::Constant(length) => ("constant".to_owned(), length),
             },
+            minibatches: (config.minibatches, config.proximal.name().to_owned()),
+            regular: written(config.regular),
             optim: [o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip],
             whole: config.adapter.whole,
             rank: config.adapter.rank,
@@ -125,6 +147,15 @@ impl Recipe {
                 "constant" => Aggregation::Constant(self.aggregation.1),
                 other => return Err(unknown("aggregation", other)),
             },
+            regular: Regular {
+                kl: self.regular.0,
+                estimator: Estimator::named(&self.regular.2)
+                    .ok_or_else(|| unknown("estimator", &self.regular.2))?,
+                entropy: self.regular.1,
+            },
+            minibatches: self.minibatches.0,
+            proximal: Proximal::named(&self.minibatches.1)
+                .ok_or_else(|| unknown("proximal", &self.minibatches.1))?,
             optim: OptimParams {
                 lr,
                 beta1,
@@ -160,15 +191,29 @@ mod tests {
         config.clip.dual = Some(3.0);
         config.adapter.seed = u64::MAX;
         config.adapter.whole = true;
+        config.adapter.value_head = true;
+        (config.minibatches, config.proximal) = (3, Proximal::Interpolated);
+        config.regular = Regular {
+            kl: 0.1,
+            estimator: Estimator::K2,
+            entropy: 1e-3,
+        };
         let recipe = Recipe::of(&config, 0.1 + 0.2, "avx2".to_owned());
         let again = Recipe::read(&recipe.write().unwrap()).unwrap();
         assert_eq!(again, recipe);
         let other = TrainConfig::new("x".into(), vec![1, 2]);
         assert_eq!(again.config(&other).unwrap(), config);
         assert!(Recipe::read("{}").is_err());
-        // Written before all weights could be trained.
-        let old = recipe.write().unwrap().replace("\"whole\":true,", "");
-        let old = Recipe::read(&old).unwrap().config(&other).unwrap();
+        // Written before all weights could be trained, and before a batch could be cut.
+        let mut old: serde_json::Value = serde_json::from_str(&recipe.write().unwrap()).unwrap();
+        for later in ["whole", "value_head", "minibatches", "regular"] {
+            assert!(old.as_object_mut().unwrap().remove(later).is_some());
+        }
+        let old = Recipe::read(&old.to_string()).unwrap();
+        let old = old.config(&other).unwrap();
         assert_eq!((old.adapter.whole, old.adapter.rank), (false, 16));
+        assert!(!old.adapter.value_head);
+        assert_eq!((old.minibatches, old.proximal), (1, Proximal::Recomputed));
+        assert_eq!(old.regular, Regular::default());
     }
 }

@@ -323,6 +323,11 @@ fn rollout_config(config: &Config, data: &Path) -> Result<RolloutConfig> {
     })
 }
 
+/// What a checked configuration names.
+fn named<T>(find: fn(&str) -> Option<T>, name: &str) -> Result<T> {
+    find(name).with_context(|| format!("{name:?} is not known"))
+}
+
 /// When and how to train.
 pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainConfig> {
     let learning = &config.learning;
@@ -347,6 +352,13 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
             ..defaults.advantage.clone()
         },
         baseline: learning.baseline,
+        regular: chela_train::Regular {
+            kl: learning.kl as f32,
+            estimator: named(chela_train::Estimator::named, &learning.kl_estimator)?,
+            entropy: learning.entropy as f32,
+        },
+        minibatches: learning.minibatches,
+        proximal: named(chela_train::Proximal::named, &learning.proximal)?,
         optim: OptimParams {
             lr: learning.rate() as f32,
             clip: learning.clip_norm as f32,

@@ -13,7 +13,7 @@ use std::{
 #[derive(Default)]
 struct Shared {
     open: BTreeSet<Profile>,
-    skips: usize,
+    skips: VecDeque<bool>,
     errors: VecDeque<EngineError>,
     steps: u64,
     drift: f32,
@@ -49,7 +49,13 @@ impl FakeLearners {
 
     /// The next optimizer steps, this many, are skipped as not finite.
     pub fn skip_steps(&self, steps: usize) {
-        self.lock().skips = steps;
+        self.lock().skips = VecDeque::from(vec![true; steps]);
+    }
+
+    /// As [`FakeLearners::skip_steps`] for one step, after `made` others.
+    pub fn skip_a_step_after(&self, made: usize) {
+        self.skip_steps(1);
+        (0..made).for_each(|_| self.lock().skips.push_front(false));
     }
 
     /// The next forward pass or optimizer step fails with this; called again, failures queue up.
@@ -101,10 +107,12 @@ impl Learners for FakeLearners {
         };
         if let Some(checkpoint) = from {
             learner.model.parameters = read_parameters(&checkpoint.dir)?;
-            let state = read_floats(&checkpoint.dir.join("optimizer.bin"), 2 * FAKE_PARAMETERS)?;
+            let file = checkpoint.dir.join("optimizer.bin");
+            let state = read_floats(&file, 2 * FAKE_PARAMETERS + 1)?;
             learner.first = state[..FAKE_PARAMETERS].to_vec();
-            learner.second = state[FAKE_PARAMETERS..].to_vec();
-            learner.step = checkpoint.step;
+            learner.second = state[FAKE_PARAMETERS..2 * FAKE_PARAMETERS].to_vec();
+            // Steps of the optimizer: several make one version where batches are cut.
+            learner.step = state[2 * FAKE_PARAMETERS] as u64;
         }
         if !self.lock().open.insert(profile.clone()) {
             return Err(EngineError::Shape(format!(
@@ -268,9 +276,7 @@ impl Learner for FakeLearner {
         let grad_norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
         let told = {
             let mut shared = self.owner.lock();
-            let told = shared.skips > 0;
-            shared.skips -= usize::from(told);
-            told
+            shared.skips.pop_front().unwrap_or(false)
         };
         if told || !grad_norm.is_finite() {
             return Ok(StepReport {
@@ -320,7 +326,8 @@ impl Learner for FakeLearner {
         let config = b"{\"peft_type\":\"LORA\"}";
         write(&dir.join("adapter_config.json"), config).map_err(io)?;
         write(&dir.join("adapter_model.safetensors"), &bytes(&saved)).map_err(io)?;
-        let state: Vec<f32> = self.first.iter().chain(&self.second).copied().collect();
+        let moments = self.first.iter().chain(&self.second).copied();
+        let state: Vec<f32> = moments.chain([self.step as f32]).collect();
         write(&dir.join("optimizer.bin"), &bytes(&state)).map_err(io)?;
         Ok(Checkpoint {
             dir: dir.to_owned(),

@@ -3,6 +3,7 @@
 
 mod faults;
 mod gate;
+mod minibatches;
 mod replay;
 
 use chela_core::testing::{
