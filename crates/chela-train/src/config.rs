@@ -3,7 +3,7 @@
 use chela_core::{AdapterSpec, OptimParams, Profile, TokenId};
 use chela_rl::{
     advantage::AdvantageConfig,
-    objective::{Aggregation, Clip, Correction, Proximal, Regular},
+    objective::{Aggregation, Clip, Correction, Distil, Proximal, Regular},
 };
 use std::path::PathBuf;
 
@@ -136,6 +136,8 @@ pub struct TrainConfig {
     pub aggregation: Aggregation,
     /// Pull to the base model and bonus for entropy.
     pub regular: Regular,
+    /// What is made of samples with a teacher's candidates.
+    pub distil: Distil,
     /// Optimizer steps that a batch is cut into; they make one version together.
     pub minibatches: usize,
     /// Where proximal log-probs come from when these are several.
@@ -175,6 +177,7 @@ impl TrainConfig {
             correction: Correction::default(),
             aggregation: Aggregation::default(),
             regular: Regular::default(),
+            distil: Distil::default(),
             minibatches: 1,
             proximal: Proximal::default(),
             optim: OptimParams::default(),

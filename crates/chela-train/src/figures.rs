@@ -50,6 +50,8 @@ pub fn figures(
 ) -> Vec<(String, f64)> {
     let stats = &outcome.stats;
     let per_token = |sum: f64| sum / stats.tokens.max(1) as f64;
+    // Tokens of samples with candidates have no ratio.
+    let per_ratio = |sum: f64| sum / stats.ratios.len().max(1) as f64;
     let total: usize = prepared.samples.iter().map(|s| s.tokens().len()).sum();
     let mut ratios = stats.ratios.clone();
     ratios.sort_unstable_by(f32::total_cmp);
@@ -70,10 +72,10 @@ pub fn figures(
         ("tokens_all", total as f64),
         ("tokens_per_second", total as f64 / around.seconds.max(1e-9)),
         ("masked_tokens", stats.masked as f64),
-        ("masked_fraction", per_token(stats.masked as f64)),
-        ("clip_fraction", per_token(stats.clipped as f64)),
+        ("masked_fraction", per_ratio(stats.masked as f64)),
+        ("clip_fraction", per_ratio(stats.clipped as f64)),
         ("ratio_mean", mean(&ratios)),
-        ("behavior_gap", per_token(stats.behavior_gap)),
+        ("behavior_gap", per_ratio(stats.behavior_gap)),
         ("baseline", around.baseline.mean),
         ("baseline_count", around.baseline.count),
         ("seconds", around.seconds),

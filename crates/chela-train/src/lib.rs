@@ -19,7 +19,7 @@ pub mod watch;
 pub use chela_rl::{
     advantage::{AdvantageConfig, Method},
     kl::Estimator,
-    objective::{Proximal, Regular},
+    objective::{Distil, Proximal, Regular},
 };
 pub use config::{GateConfig, Probe, TrainConfig, WatchConfig};
 pub use trainer::{Progress, Trainer};

@@ -5,7 +5,7 @@ use chela_core::{AdapterSpec, OptimParams};
 use chela_rl::{
     advantage::{AdvantageConfig, Method},
     kl::Estimator,
-    objective::{Aggregation, Clip, Correction, Proximal, Regular},
+    objective::{Aggregation, Clip, Correction, Distil, Proximal, Regular},
 };
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,9 @@ pub struct Recipe {
     /// Coefficients of KL to the base model and of entropy, and how KL is estimated. Steps before this could be said had neither.
     #[serde(default = "nothing_beside")]
     regular: (f32, f32, String),
+    /// What was made of candidates, and the limit of hybrid select. Steps before this could be said had no candidates.
+    #[serde(default = "top_k")]
+    distil: (String, f32),
     optim: [f32; 6],
     /// All weights were trained. Steps before this could be said trained adapters.
     #[serde(default)]
@@ -47,6 +50,10 @@ pub struct Recipe {
 
 fn one_minibatch() -> (usize, String) {
     (1, Proximal::default().name().to_owned())
+}
+
+fn top_k() -> (String, f32) {
+    ("top-k".to_owned(), 0.0)
 }
 
 fn nothing_beside() -> (f32, f32, String) {
@@ -88,6 +95,10 @@ impl Recipe {
             },
             minibatches: (config.minibatches, config.proximal.name().to_owned()),
             regular: written(config.regular),
+            distil: match config.distil {
+                Distil::TopK => top_k(),
+                Distil::Hybrid { limit } => ("hybrid".to_owned(), limit),
+            },
             optim: [o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip],
             whole: config.adapter.whole,
             rank: config.adapter.rank,
@@ -153,6 +164,13 @@ impl Recipe {
                     .ok_or_else(|| unknown("estimator", &self.regular.2))?,
                 entropy: self.regular.1,
             },
+            distil: match self.distil.0.as_str() {
+                "top-k" => Distil::TopK,
+                "hybrid" => Distil::Hybrid {
+                    limit: self.distil.1,
+                },
+                other => return Err(unknown("distil", other)),
+            },
             minibatches: self.minibatches.0,
             proximal: Proximal::named(&self.minibatches.1)
                 .ok_or_else(|| unknown("proximal", &self.minibatches.1))?,
@@ -193,6 +211,7 @@ mod tests {
         config.adapter.whole = true;
         config.adapter.value_head = true;
         (config.minibatches, config.proximal) = (3, Proximal::Interpolated);
+        config.distil = Distil::Hybrid { limit: 0.7 };
         config.regular = Regular {
             kl: 0.1,
             estimator: Estimator::K2,
@@ -206,7 +225,7 @@ mod tests {
         assert!(Recipe::read("{}").is_err());
         // Written before all weights could be trained, and before a batch could be cut.
         let mut old: serde_json::Value = serde_json::from_str(&recipe.write().unwrap()).unwrap();
-        for later in ["whole", "value_head", "minibatches", "regular"] {
+        for later in ["whole", "value_head", "minibatches", "regular", "distil"] {
             assert!(old.as_object_mut().unwrap().remove(later).is_some());
         }
         let old = Recipe::read(&old.to_string()).unwrap();
@@ -214,6 +233,6 @@ mod tests {
         assert_eq!((old.adapter.whole, old.adapter.rank), (false, 16));
         assert!(!old.adapter.value_head);
         assert_eq!((old.minibatches, old.proximal), (1, Proximal::Recomputed));
-        assert_eq!(old.regular, Regular::default());
+        assert_eq!((old.regular, old.distil), Default::default());
     }
 }

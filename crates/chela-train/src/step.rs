@@ -11,7 +11,7 @@ use chela_rl::{
         BatchSize, LossStats, Proximal, Surrogate, TokenInputs,
         proximal::{interpolate, share},
         regular::{self, RegularInputs},
-        token_loss,
+        token_loss, topk,
     },
 };
 use futures_executor::block_on;
@@ -48,9 +48,8 @@ fn trained(sample: &Sample) -> usize {
 /// What is known of a batch before its first update.
 struct Known {
     reference: Option<Vec<Vec<f32>>>,
-    /// Of the samples from `later` on.
-    proximal: Option<Vec<Vec<f32>>>,
-    later: usize,
+    /// Of each sample, where a pass was made for it.
+    proximal: Vec<Option<Vec<f32>>>,
 }
 
 /// Runs the step. In the first minibatch proximal log-probs are the forward pass's own, detached: one optimizer step a batch needs no
@@ -62,20 +61,27 @@ pub fn run(
 ) -> Result<StepOutcome, TrainError> {
     let samples = &prepared.samples;
     let parts = minibatches(samples.len(), config.minibatches);
-    let later = parts[0].end;
-    let logprobs = |scored: Vec<Scored>| scored.into_iter().map(|s| s.logprobs).collect();
     let mut known = Known {
         reference: None,
-        proximal: None,
-        later,
+        proximal: vec![None; samples.len()],
     };
     if config.regular.kl != 0.0 {
         let scored = learner.forward_base(samples, Want::default())?;
-        known.reference = Some(logprobs(scored));
+        known.reference = Some(scored.into_iter().map(|s| s.logprobs).collect());
     }
-    if later < samples.len() && config.proximal == Proximal::Recomputed {
-        let scored = learner.forward(&samples[later..], Want::default())?;
-        known.proximal = Some(logprobs(scored));
+    // What the sampler thought of candidates is not known: nothing could be interpolated.
+    let again = |sample: &Sample| match sample.candidates() {
+        Some(_) => config.distil.has_ratio(),
+        None => config.proximal == Proximal::Recomputed,
+    };
+    let later = (parts[0].end..samples.len()).filter(|i| again(&samples[*i]));
+    let later: Vec<usize> = later.collect();
+    if !later.is_empty() {
+        let some: Vec<Sample> = later.iter().map(|i| samples[*i].clone()).collect();
+        let scored = learner.forward(&some, Want::default())?;
+        for (i, scored) in later.into_iter().zip(scored) {
+            known.proximal[i] = Some(scored.logprobs);
+        }
     }
     let mut outcome = StepOutcome {
         report: StepReport::default(),
@@ -120,17 +126,15 @@ fn minibatch(
         let index = part.start + index;
         let weight = config.aggregation.token_weight(batch, trained(sample));
         let behind = prepared.behind.get(index).copied().unwrap_or(0);
-        let proximal = match &known.proximal {
-            Some(recomputed) if index >= known.later => {
-                Cow::Borrowed(&recomputed[index - known.later][..])
-            }
-            None if made > 0 => {
+        let proximal = match &known.proximal[index] {
+            Some(recomputed) => Cow::Borrowed(&recomputed[..]),
+            None if made > 0 && sample.candidates().is_none() => {
                 let steps = |batches: u64| batches * config.minibatches as u64;
                 let share = share(0, steps(behind), steps(behind) + made as u64);
                 let (now, behavior) = (&scored.logprobs, sample.behavior_logprobs());
                 Cow::Owned(interpolate(now, behavior, share))
             }
-            _ => Cow::Borrowed(&scored.logprobs[..]),
+            None => Cow::Borrowed(&scored.logprobs[..]),
         };
         let reference = known.reference.as_ref().map(|all| &all[index][..]);
         match sample_loss(sample, scored, (&proximal, reference), (config, weight)) {
@@ -148,7 +152,7 @@ fn minibatch(
                 failed.get_or_insert(error);
                 // The optimizer refuses a gradient that is not finite, so the step cannot go through half-made.
                 TokenLoss {
-                    d_logprobs: vec![f32::NAN; sample.len()],
+                    d_logprobs: vec![f32::NAN; scored.logprobs.len()],
                     ..TokenLoss::default()
                 }
             }
@@ -163,32 +167,42 @@ fn minibatch(
 }
 
 /// The loss of one sample by what the learner said, and its figures.
-pub fn sample_loss(
+fn sample_loss(
     sample: &Sample,
     scored: &Scored,
     (proximal, reference): (&[f32], Option<&[f32]>),
     (config, weight): (&TrainConfig, f32),
 ) -> Result<(TokenLoss, LossStats), RlError> {
-    let inputs = TokenInputs {
-        logprobs: &scored.logprobs,
-        proximal_logprobs: proximal,
-        behavior_logprobs: sample.behavior_logprobs(),
-        advantages: sample.advantages(),
-        mask: sample.mask(),
+    let mut regular = config.regular;
+    let (mut d_logprobs, mut stats) = match sample.candidates() {
+        Some(candidates) => {
+            let k = candidates.k();
+            let numbers = (&scored.logprobs[..], proximal, reference);
+            let given = distilled(sample, numbers, k, (config, weight))?;
+            regular.kl = 0.0; // it is in there
+            given
+        }
+        None => {
+            let inputs = TokenInputs {
+                logprobs: &scored.logprobs,
+                proximal_logprobs: proximal,
+                behavior_logprobs: sample.behavior_logprobs(),
+                advantages: sample.advantages(),
+                mask: sample.mask(),
+            };
+            let surrogate = Surrogate::Clip(config.clip);
+            token_loss(surrogate, config.correction, weight, &inputs)?
+        }
     };
-    let surrogate = Surrogate::Clip(config.clip);
-    let (mut d_logprobs, mut stats) = token_loss(surrogate, config.correction, weight, &inputs)?;
     let beside = RegularInputs {
         logprobs: &scored.logprobs,
         reference_logprobs: reference,
         entropy: scored.entropy.as_deref(),
         mask: sample.mask(),
     };
-    let added = regular::loss(config.regular, weight, &beside)?;
+    let added = regular::loss(regular, weight, &beside)?;
     stats.loss += added.loss;
-    if let Some(more) = added.d_logprobs {
-        d_logprobs.iter_mut().zip(more).for_each(|(d, m)| *d += m);
-    }
+    add(&mut d_logprobs, added.d_logprobs);
     let loss = TokenLoss {
         d_logprobs,
         d_entropy: added.d_entropy,
@@ -197,8 +211,43 @@ pub fn sample_loss(
     Ok((loss, stats))
 }
 
+fn add(to: &mut [f32], more: Option<Vec<f32>>) {
+    to.iter_mut()
+        .zip(more.into_iter().flatten())
+        .for_each(|(d, more)| *d += more);
+}
+
+/// Of a sample with candidates `[N, K]`. KL to the base model is the one over these and a bin for the rest: of more than one token it needs
+/// no estimator.
+fn distilled(
+    sample: &Sample,
+    (now, proximal, reference): (&[f32], &[f32], Option<&[f32]>),
+    k: usize,
+    (config, weight): (&TrainConfig, f32),
+) -> Result<(Vec<f32>, LossStats), RlError> {
+    let what = "teacher_logprobs";
+    let teacher = sample.teacher_logprobs();
+    let teacher = teacher.ok_or(RlError::Missing { what })?;
+    let (numbers, mask) = ((now, proximal, teacher), sample.mask());
+    let (mut derivative, mut loss) = config.distil.loss(numbers, k, mask, config.clip, weight)?;
+    if config.regular.kl != 0.0 {
+        let what = "reference_logprobs";
+        let reference = reference.ok_or(RlError::Missing { what })?;
+        let by = weight * config.regular.kl;
+        let (more, value) = topk::loss(now, reference, k, mask, by)?;
+        add(&mut derivative, Some(more));
+        loss += value;
+    }
+    let stats = LossStats {
+        loss,
+        tokens: trained(sample),
+        ..LossStats::default()
+    };
+    Ok((derivative, stats))
+}
+
 /// Mean k1 per token to the base model: on all reply tokens of the batch where the loss asked the base model anyway, else on at most
-/// `config.kl_tokens`; `None` when off.
+/// `config.kl_tokens`; `None` when off. Samples with candidates are passed over: of their sampled tokens nothing is known.
 pub fn kl_to_base(
     engine: &dyn PolicyEngine,
     prepared: &Prepared,
@@ -213,13 +262,14 @@ pub fn kl_to_base(
         }
         tokens
     };
+    let plain = prepared.samples.iter().enumerate();
+    let plain = plain.filter(|(_, s)| s.candidates().is_none());
     if let Some(reference) = &outcome.reference {
-        let pairs = outcome.logprobs.iter().zip(reference);
-        pairs.for_each(|(now, base)| {
-            add(now, base);
+        plain.for_each(|(i, _)| {
+            add(&outcome.logprobs[i], &reference[i]);
         });
     } else if config.kl_tokens > 0 {
-        for (sample, now) in prepared.samples.iter().zip(&outcome.logprobs) {
+        for (i, sample) in plain {
             let prompt = Prompt {
                 tokens: sample.tokens().to_vec(),
             };
@@ -229,7 +279,7 @@ pub fn kl_to_base(
                 ..Want::default()
             };
             let base = block_on(engine.score(PolicyRef::Base, prompt, sample.start(), want))?;
-            if add(now, &base.logprobs) >= config.kl_tokens {
+            if add(&outcome.logprobs[i], &base.logprobs) >= config.kl_tokens {
                 break;
             }
         }

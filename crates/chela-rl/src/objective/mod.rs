@@ -5,6 +5,7 @@
 
 pub mod cispo;
 pub mod clip;
+pub mod distil;
 pub mod gspo;
 pub mod hybrid;
 pub mod proximal;
@@ -14,7 +15,7 @@ pub mod sapo;
 pub mod topk;
 pub mod value;
 
-pub use self::{clip::Clip, proximal::Proximal, regular::Regular, sapo::Sapo};
+pub use self::{clip::Clip, distil::Distil, proximal::Proximal, regular::Regular, sapo::Sapo};
 
 use crate::{RlError, finite, same_length};
 

@@ -28,7 +28,7 @@ impl Default for Regular {
     }
 }
 
-/// One sample's numbers, each `[N]`; what has a coefficient must be there.
+/// One sample's numbers, each `[N]`; what has a coefficient must be there, and nothing else is looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct RegularInputs<'a> {
     /// The learner's, now.
@@ -69,12 +69,11 @@ pub fn loss(
     weight: f32,
     inputs: &RegularInputs<'_>,
 ) -> Result<RegularLoss, RlError> {
-    let n = inputs.logprobs.len();
-    same_length("mask", inputs.mask.len(), n)?;
+    let n = inputs.mask.len();
     let trained = || (0..n).filter(|t| inputs.mask[*t]);
     let mut added = RegularLoss::default();
     if regular.kl != 0.0 {
-        finite("logprobs", inputs.logprobs)?;
+        given("logprobs", Some(inputs.logprobs), n)?;
         let reference = given("reference_logprobs", inputs.reference_logprobs, n)?;
         let by = weight * regular.kl;
         let mut d = vec![0.0; n];

@@ -1,16 +1,16 @@
 //! What the trainer makes of a batch, over the fakes' learner and over the engine's: the same holds for both.
 
 use chela_core::{
-    AdapterSpec, Checkpoint, EngineError, Learner, Learners, LeasedSample, NewSample, OptimParams,
-    PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt, Reply, Sample, SampleColumns,
-    SampleId, SamplingEvent, SamplingParams, Scored, StepReport, TokenLoss, TurnId, VerdictId,
-    Want,
+    AdapterSpec, Candidates, Checkpoint, EngineError, Learner, Learners, LeasedSample, NewSample,
+    OptimParams, PolicyEngine, PolicyRef, PolicyVersion, Profile, Prompt, Reply, Sample,
+    SampleColumns, SampleId, SamplingEvent, SamplingParams, Scored, StepReport, TokenLoss, TurnId,
+    VerdictId, Want,
     testing::{FakeEngine, FakeLearners, block_on, first_turn, new_sample, profile, session},
 };
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelSource, NoProgress, resolve, testing};
 use chela_train::{
-    AdvantageConfig, Estimator, Method, Proximal, Regular, TrainConfig,
+    AdvantageConfig, Distil, Estimator, Method, Proximal, Regular, TrainConfig,
     batch::{Prepared, prepare},
     step::{StepOutcome, kl_to_base, run},
 };
@@ -568,6 +568,92 @@ fn a_minibatch_that_is_not_finite_ends_the_step_and_says_whether_others_went_bef
             let same = learner.weights_hash().unwrap() == untouched;
             assert_eq!(same, !moved, "{}", pair.name);
         }
+    }
+}
+
+/// Positions with four candidates each, which a teacher orders the other way round.
+fn taught(pair: &Pair, from: u32) -> Sample {
+    let (tokens, n) = (text(from, 14), 5);
+    let plain = sample(&tokens, &vec![-5.0; n], &vec![0.0; n]);
+    // Of one class of the fakes in each column, so that they can be moved apart.
+    let ids = (0..n as u32).flat_map(|t| (0..4).map(move |c| 1 + c + 16 * t));
+    let named = Candidates::new(ids.collect(), 4).unwrap();
+    let asked = plain.clone().with_candidates(named.clone()).unwrap();
+    let now = logprobs(&mut pair.fresh(), &[asked]).remove(0);
+    let teacher = now.iter().enumerate();
+    let teacher = teacher.map(|(i, l)| l + [0.8, -0.8, 0.3, -0.4][i % 4]);
+    plain.with_teacher(named, teacher.collect()).unwrap()
+}
+
+#[test]
+fn candidates_are_drawn_to_what_a_teacher_says_of_them() {
+    for pair in pairs() {
+        let both = [taught(&pair, 20), taught(&pair, 75)];
+        let towards = |learner: &mut Watched| -> f32 {
+            let now = logprobs(learner, &both);
+            let gaps = now.iter().zip(&both).flat_map(|(now, sample)| {
+                let teacher = sample.teacher_logprobs().unwrap();
+                let each = now.iter().zip(teacher).map(|(n, t)| (t - n).abs());
+                each.collect::<Vec<_>>()
+            });
+            gaps.sum::<f32>() / 40.0
+        };
+        for distil in [Distil::TopK, Distil::Hybrid { limit: 1.0 }] {
+            let config = TrainConfig {
+                distil,
+                minibatches: 2,
+                proximal: Proximal::Interpolated, // which candidates have none of
+                ..config(pair.lr / 5.0)
+            };
+            let mut learner = pair.fresh();
+            let before = towards(&mut learner);
+            let first = step(&mut learner, &both, &config);
+            assert_eq!((first.stats.tokens, first.stats.ratios.len()), (10, 0));
+            assert_eq!(first.logprobs[0].len(), 20);
+            let mut last = first.stats.loss;
+            for _ in 0..15 {
+                last = step(&mut learner, &both, &config).stats.loss;
+            }
+            let after = towards(&mut learner);
+            let what = format!("{} {distil:?}: {before} {after}", pair.name);
+            assert!(after < 0.8 * before, "{what}");
+            if distil == Distil::TopK {
+                assert!(
+                    first.stats.loss > 0.0 && last < 0.7 * first.stats.loss,
+                    "{what}"
+                );
+            }
+            let kl = kl_to_base(&*pair.engine, &prepared(both.to_vec()), &first, &config);
+            assert_eq!(kl.unwrap(), None, "nothing was said of sampled tokens");
+        }
+        // Beside others, a sample's loss is the same; the pull to the base model goes over the candidates.
+        let plain = fresh_samples(&mut pair.fresh(), &[(text(40, 12), 5, 1.0)]).remove(0);
+        let loss = |samples: &[Sample], kl| {
+            let config = TrainConfig {
+                regular: Regular {
+                    kl,
+                    ..Regular::default()
+                },
+                ..config(0.0)
+            };
+            step(&mut pair.fresh(), samples, &config).stats.loss
+        };
+        let (one, other) = (both[0].clone(), both[1].clone());
+        let mixed = loss(&[one.clone(), plain.clone(), other], 0.0);
+        let alone = (2.0 * loss(&both, 0.0) + loss(&[plain], 0.0)) / 3.0;
+        assert!(
+            (mixed - alone).abs() < 1e-4,
+            "{}: {mixed} {alone}",
+            pair.name
+        );
+        let same = loss(&[one.clone()], 0.0);
+        let pulled = loss(&[one.clone()], 0.5);
+        assert!((same - pulled).abs() < 1e-4, "it is the base model still");
+        let named = one.candidates().unwrap().clone();
+        let untaught = sample(one.tokens(), &[-5.0; 5], &[0.0; 5]);
+        let untaught = untaught.with_candidates(named).unwrap();
+        let outcome = step(&mut pair.fresh(), &[untaught], &config(0.1));
+        assert!(outcome.report.skipped, "no missing teacher becomes a zero");
     }
 }
 
