@@ -646,8 +646,8 @@ fn candidates_are_drawn_to_what_a_teacher_says_of_them() {
             "{}: {mixed} {alone}",
             pair.name
         );
-        let same = loss(&[one.clone()], 0.0);
-        let pulled = loss(&[one.clone()], 0.5);
+        let same = loss(std::slice::from_ref(&one), 0.0);
+        let pulled = loss(std::slice::from_ref(&one), 0.5);
         assert!((same - pulled).abs() < 1e-4, "it is the base model still");
         let named = one.candidates().unwrap().clone();
         let untaught = sample(one.tokens(), &[-5.0; 5], &[0.0; 5]);
