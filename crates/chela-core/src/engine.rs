@@ -284,6 +284,9 @@ pub struct AdapterSpec {
     pub targets: Vec<String>,
     /// Seed of the initial A; B starts at zero.
     pub seed: u64,
+    /// Beside it a map of the final hidden state to one number, what a state is worth ([`crate::Scored::values`]); it starts at zero, is
+    /// trained and saved with the rest, and is no part of what is served.
+    pub value_head: bool,
 }
 
 impl Default for AdapterSpec {
@@ -303,6 +306,7 @@ impl Default for AdapterSpec {
             alpha: 32.0,
             targets: targets.iter().map(|t| (*t).to_owned()).collect(),
             seed: 0,
+            value_head: false,
         }
     }
 }
@@ -338,7 +342,7 @@ impl Default for OptimParams {
 }
 
 /// What one optimizer step did.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Global norm of the accumulated gradient before clipping.
     pub grad_norm: f32,

@@ -60,6 +60,7 @@ pub struct Sample {
     temperature: f32,
     version: PolicyVersion,
     candidates: Option<Candidates>,
+    teacher_logprobs: Option<Vec<f32>>,
 }
 
 impl Sample {
@@ -105,6 +106,7 @@ impl Sample {
             temperature,
             version,
             candidates: None,
+            teacher_logprobs: None,
         })
     }
 
@@ -133,6 +135,27 @@ impl Sample {
         }
         self.candidates = Some(candidates);
         Ok(self)
+    }
+
+    /// Candidates with a teacher's log-probs at them `[N, K]`, at the sample's temperature; all finite.
+    pub fn with_teacher(
+        self,
+        candidates: Candidates,
+        logprobs: Vec<f32>,
+    ) -> Result<Self, EngineError> {
+        let named = candidates.ids().len();
+        let mut sample = self.with_candidates(candidates)?;
+        if logprobs.len() != named {
+            return Err(EngineError::Shape(format!(
+                "{} log-probs of a teacher for {named} candidates",
+                logprobs.len()
+            )));
+        }
+        if logprobs.iter().any(|l| !l.is_finite()) {
+            return Err(EngineError::NotFinite("a teacher's log-probs".to_owned()));
+        }
+        sample.teacher_logprobs = Some(logprobs);
+        Ok(sample)
     }
 
     /// `[T]`
@@ -184,6 +207,11 @@ impl Sample {
     pub fn candidates(&self) -> Option<&Candidates> {
         self.candidates.as_ref()
     }
+
+    /// `[N, K]` at the candidates, or `None` without a teacher.
+    pub fn teacher_logprobs(&self) -> Option<&[f32]> {
+        self.teacher_logprobs.as_deref()
+    }
 }
 
 /// What to compute beside the log-probs of the tokens themselves.
@@ -222,7 +250,7 @@ pub struct Scored {
     pub entropy: Option<Vec<f32>>,
     /// `[N, top_k]` ids and their log-probs, most likely first, when asked for.
     pub top: Option<(Vec<TokenId>, Vec<f32>)>,
-    /// `[N]` when the adapter has a value head.
+    /// `[N]` when there is a value head: what the state is worth in which the token of that position is chosen.
     pub values: Option<Vec<f32>>,
 }
 
@@ -286,6 +314,12 @@ mod tests {
         assert!(Candidates::new(vec![], 0).is_err());
         let three = Candidates::new(vec![1, 2, 3, 4, 5, 6], 2).unwrap();
         assert!(sample.clone().with_candidates(three).is_err());
+        let two = || Candidates::new(vec![1, 2, 3, 4], 2).unwrap();
+        let taught = |logprobs| sample.clone().with_teacher(two(), logprobs);
+        assert!(taught(vec![-1.0; 3]).is_err());
+        assert!(taught(vec![-1.0, -2.0, f32::NEG_INFINITY, -1.0]).is_err());
+        let taught = taught(vec![-1.0; 4]).unwrap();
+        assert_eq!(taught.teacher_logprobs(), Some(&[-1.0; 4][..]));
         assert!(
             sample
                 .with_candidates(Candidates::new(vec![1, 2, 3, 4], 2).unwrap())

@@ -5,7 +5,7 @@ use crate::{
     engine::LocalEngine,
     error::weights,
     full::Tensors,
-    learner::{Full, LearnerOptions, LocalLearner, Trained},
+    learner::{Full, LearnerOptions, LocalLearner, Trained, ValueHead},
     memory, version,
     weights::BaseWeights,
 };
@@ -164,6 +164,11 @@ impl LocalEngine {
         } else {
             Trained::Adapter(self.adapter(spec, from)?)
         };
+        let hidden = self.base.config.hidden;
+        let value = spec.value_head.then(|| match from {
+            Some(checkpoint) => ValueHead::read(&self.k, hidden, &checkpoint.dir),
+            None => ValueHead::zeros(&self.k, hidden),
+        });
         let options = LearnerOptions {
             base_model: self.info().model,
             rows: self.options.train_rows,
@@ -173,7 +178,7 @@ impl LocalEngine {
         let mut learner = LocalLearner::new(
             &self.k,
             self.base.clone(),
-            trained,
+            (trained, value.transpose()?),
             options,
             self.training.clone(),
         )?;

@@ -11,6 +11,24 @@ pub enum Estimator {
     K3,
 }
 
+impl Estimator {
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::K1 => "k1",
+            Self::K2 => "k2",
+            Self::K3 => "k3",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::K1, Self::K2, Self::K3]
+            .into_iter()
+            .find(|e| e.name() == name)
+    }
+}
+
 /// The estimate for one token.
 pub fn estimate(estimator: Estimator, logprob: f32, reference_logprob: f32) -> f32 {
     let d = logprob - reference_logprob;
@@ -34,6 +52,14 @@ pub fn derivative(estimator: Estimator, logprob: f32, reference_logprob: f32) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_found() {
+        for name in ["k1", "k2", "k3"] {
+            assert_eq!(Estimator::named(name).map(Estimator::name), Some(name));
+        }
+        assert_eq!(Estimator::named("k4"), None);
+    }
 
     #[test]
     fn golden_vector_k3() {

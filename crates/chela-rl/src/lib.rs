@@ -24,6 +24,12 @@ pub enum RlError {
         /// The number of tokens.
         want: usize,
     },
+    /// A column that this loss needs; a bug of the caller.
+    #[error("{what} is missing")]
+    Missing {
+        /// Which column.
+        what: &'static str,
+    },
     /// A value that is not finite.
     #[error("{what} is not finite at token {at}")]
     NotFinite {

@@ -132,7 +132,12 @@ pub struct Prepared {
     pub aggregation: Aggregation,
     /// What a value head is taught about each of `samples`; empty when there is none.
     pub values: Vec<Values>,
+    /// Steps between the version that sampled each of `samples` and what is trained now; 0 where this is not told.
+    pub behind: Vec<u64>,
 }
+
+/// Why a sample is left out of which every advantage is zero.
+pub const NO_SIGNAL: &str = "nothing to learn from";
 
 /// Why a sample is dropped that needs more tokens than the context, or more memory than there is for training.
 pub const TOO_LONG: &str = "too long";
@@ -165,9 +170,7 @@ pub fn prepare(
                 prepared.ids.push(one.id);
                 prepared.samples.push(sample);
             }
-            Ok(None) => prepared
-                .left_out
-                .push((one.id, "nothing to learn from".to_owned())),
+            Ok(None) => prepared.left_out.push((one.id, NO_SIGNAL.to_owned())),
             Err(error) => prepared.left_out.push((one.id, error.to_string())),
         }
     }

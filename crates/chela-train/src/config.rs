@@ -4,7 +4,7 @@ use chela_core::{AdapterSpec, OptimParams, Profile, TokenId};
 use chela_rl::{
     advantage::AdvantageConfig,
     algorithm::Algorithm,
-    objective::{Aggregation, Clip, Correction},
+    objective::{Aggregation, Clip, Correction, Distil, Proximal, Regular},
 };
 use std::path::PathBuf;
 
@@ -142,6 +142,14 @@ pub struct TrainConfig {
     pub correction: Correction,
     /// How tokens add up.
     pub aggregation: Aggregation,
+    /// Pull to the base model and bonus for entropy.
+    pub regular: Regular,
+    /// What is made of samples with a teacher's candidates.
+    pub distil: Distil,
+    /// Optimizer steps that a batch is cut into; they make one version together.
+    pub minibatches: usize,
+    /// Where proximal log-probs come from when these are several.
+    pub proximal: Proximal,
     /// The optimizer.
     pub optim: OptimParams,
     /// The adapter.
@@ -179,6 +187,10 @@ impl TrainConfig {
             clip: Clip::default(),
             correction: Correction::default(),
             aggregation: Aggregation::default(),
+            regular: Regular::default(),
+            distil: Distil::default(),
+            minibatches: 1,
+            proximal: Proximal::default(),
             optim: OptimParams::default(),
             adapter: AdapterSpec::default(),
             canary,

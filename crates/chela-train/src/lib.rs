@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod config;
+pub mod figures;
 pub mod gate;
 pub mod groups;
 pub mod make;
@@ -19,6 +20,8 @@ pub mod watch;
 pub use chela_rl::{
     advantage::{AdvantageConfig, Method},
     algorithm::Algorithm,
+    kl::Estimator,
+    objective::{Distil, Proximal, Regular},
 };
 pub use config::{GateConfig, Probe, TrainConfig, WatchConfig};
 pub use trainer::{Progress, Trainer};
@@ -41,7 +44,7 @@ pub enum TrainError {
     Rl(#[from] RlError),
     /// The algorithm needs what this learner does not have.
     #[error(
-        "learning.algorithm = \"ppo\" needs a value head, and the learner has none: use another algorithm, such as grpo"
+        "learning.algorithm = \"ppo\" needs a value head, and this learner has none: use another algorithm, such as grpo"
     )]
     NoValues,
     /// The program is to end; what was begun is gone on with after the next start.

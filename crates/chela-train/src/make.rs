@@ -2,9 +2,9 @@
 //! is made again to see whether the log reproduces it.
 
 use crate::{
-    TrainError,
-    batch::{self, Prepared},
+    TrainError, batch,
     config::TrainConfig,
+    figures::{Around, figures},
     groups,
     recipe::Recipe,
     step,
@@ -69,6 +69,8 @@ pub struct Plan<'a> {
     pub version: PolicyVersion,
     /// On what.
     pub parent: &'a Parent,
+    /// The profile's versions.
+    pub versions: &'a [VersionRecord],
     /// Out of what, in this order.
     pub leased: &'a [LeasedSample],
     /// How; its baseline and kernel path stand already.
@@ -85,8 +87,11 @@ pub enum Made {
     Version(Box<StepCommit>),
     /// The batch holds nothing to learn from; why, of each sample.
     Nothing(Vec<(SampleId, String)>),
-    /// The step was not finite; the learner is as it was.
-    Skipped,
+    /// The step was not finite.
+    Skipped {
+        /// After a part of the batch: the learner holds what nobody wants and must be opened again. Else it is as it was.
+        moved: bool,
+    },
 }
 
 /// Makes it. `learner` holds the parent's weights and afterwards the new ones; `dir` is where they are saved, `None` = nowhere.
@@ -97,7 +102,7 @@ pub fn make(
     (config, dir): (&TrainConfig, Option<&Path>),
 ) -> Result<Made, TrainError> {
     let config = plan.recipe.config(config)?;
-    let prepared = match plan.recipe.groups()? {
+    let mut prepared = match plan.recipe.groups()? {
         Some(how) => groups::prepare(plan.leased, &config, how, learner)?,
         None => {
             let takes = |sample: &Sample| learner.takes(sample);
@@ -107,23 +112,30 @@ pub fn make(
     if prepared.samples.is_empty() {
         return Ok(Made::Nothing(prepared.left_out));
     }
+    prepared.behind = behind(plan, &prepared.samples);
     let started = std::time::Instant::now();
     let outcome = step::run(learner, &prepared, &config)?;
     if outcome.report.skipped {
-        return Ok(Made::Skipped);
+        let moved = outcome.moved;
+        return Ok(Made::Skipped { moved });
     }
     let mut kl = None;
     if let Some(dir) = dir {
         create_parent(dir)?;
         learner.save(dir)?;
-        kl = step::kl_to_base(engine, &prepared, &outcome.logprobs, &config)?;
+        kl = step::kl_to_base(engine, &prepared, &outcome, &config)?;
     }
     let mut baseline = plan.parent.baseline();
     // Rewards in groups are compared with one another: the sessions' mean knows nothing of them.
     if prepared.groups == 0 {
         baseline.update(&prepared.rewards);
     }
-    let seconds = started.elapsed().as_secs_f64();
+    let around = Around {
+        leased: plan.leased,
+        baseline: &baseline,
+        kl,
+        seconds: started.elapsed().as_secs_f64(),
+    };
     let mut recipe = plan.recipe.clone();
     recipe.samples = prepared.ids.len();
     let version = VersionRecord {
@@ -134,7 +146,7 @@ pub fn make(
         checkpoint: Some(crate::publish::checkpoint_name(&plan.version)),
         samples: prepared.ids.clone(),
         recipe: Some(recipe.write()?),
-        metrics: metrics(&prepared, &outcome, &baseline, kl, seconds),
+        metrics: figures(&prepared, &outcome, &around),
         created: plan.now,
         ..VersionRecord::default()
     };
@@ -144,39 +156,16 @@ pub fn make(
     })))
 }
 
-fn metrics(
-    prepared: &Prepared,
-    outcome: &step::StepOutcome,
-    baseline: &Baseline,
-    kl: Option<f64>,
-    seconds: f64,
-) -> Vec<(String, f64)> {
-    let stats = &outcome.stats;
-    let per_token = |sum: f64| sum / stats.tokens.max(1) as f64;
-    let reward_mean = prepared.rewards.iter().map(|r| f64::from(*r)).sum::<f64>()
-        / prepared.rewards.len().max(1) as f64;
-    let total: usize = prepared.samples.iter().map(|s| s.tokens().len()).sum();
-    let mut all = vec![
-        ("loss", stats.loss),
-        ("grad_norm", f64::from(outcome.report.grad_norm)),
-        ("samples", prepared.samples.len() as f64),
-        ("left_out", prepared.left_out.len() as f64),
-        ("hinted", prepared.hinted as f64),
-        ("groups", prepared.groups as f64),
-        ("reward_mean", reward_mean),
-        ("rewards_clipped", prepared.clipped as f64),
-        ("tokens", stats.tokens as f64),
-        ("tokens_all", total as f64),
-        ("masked_tokens", stats.masked as f64),
-        ("clip_fraction", per_token(stats.clipped as f64)),
-        ("behavior_gap", per_token(stats.behavior_gap)),
-        ("baseline", baseline.mean),
-        ("baseline_count", baseline.count),
-        ("seconds", seconds),
-    ];
-    all.extend(kl.map(|kl| ("kl_to_base", kl)));
-    all.into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
+/// Steps between what sampled each sample and the parent. A step that is made again stands where the first one stood, so that counting
+/// asks for no chain; of a version whose record is gone nothing is known, and nothing is assumed.
+fn behind(plan: &Plan<'_>, samples: &[Sample]) -> Vec<u64> {
+    let steps = |version: &PolicyVersion| {
+        let record = plan.versions.iter().find(|v| v.version == *version);
+        let steps = record.map_or(plan.parent.steps, |v| v.steps);
+        if version.number == 0 { 0 } else { steps }
+    };
+    let each = samples.iter().map(|s| steps(s.version()));
+    each.map(|then| plan.parent.steps.saturating_sub(then))
         .collect()
 }
 

@@ -5,7 +5,8 @@ use chela_core::{AdapterSpec, OptimParams};
 use chela_rl::{
     advantage::{AdvantageConfig, Method},
     algorithm::Algorithm,
-    objective::{Aggregation, Clip, Correction},
+    kl::Estimator,
+    objective::{Aggregation, Clip, Correction, Distil, Proximal, Regular},
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,15 @@ pub struct Recipe {
     dual: Option<f32>,
     correction: (String, f32, f32),
     aggregation: (String, f32),
+    /// Optimizer steps of the batch, and where proximal log-probs came from. Steps before this could be said were one.
+    #[serde(default = "one_minibatch")]
+    minibatches: (usize, String),
+    /// Coefficients of KL to the base model and of entropy, and how KL is estimated. Steps before this could be said had neither.
+    #[serde(default = "nothing_beside")]
+    regular: (f32, f32, String),
+    /// What was made of candidates, and the limit of hybrid select. Steps before this could be said had no candidates.
+    #[serde(default = "top_k")]
+    distil: (String, f32),
     optim: [f32; 6],
     /// All weights were trained. Steps before this could be said trained adapters.
     #[serde(default)]
@@ -34,6 +44,9 @@ pub struct Recipe {
     alpha: f32,
     targets: Vec<String>,
     seed: u64,
+    /// Steps before this could be said had none.
+    #[serde(default)]
+    value_head: bool,
     /// How replies in groups were taught; `None` = the batch was out of sessions, as all were before this could be said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     groups: Option<GroupRecipe>,
@@ -43,6 +56,23 @@ pub struct Recipe {
 struct GroupRecipe {
     algorithm: String,
     limit: Option<usize>,
+}
+
+fn one_minibatch() -> (usize, String) {
+    (1, Proximal::default().name().to_owned())
+}
+
+fn top_k() -> (String, f32) {
+    ("top-k".to_owned(), 0.0)
+}
+
+fn nothing_beside() -> (f32, f32, String) {
+    written(Regular::default())
+}
+
+fn written(regular: Regular) -> (f32, f32, String) {
+    let estimator = regular.estimator.name().to_owned();
+    (regular.kl, regular.entropy, estimator)
 }
 
 impl Recipe {
@@ -73,6 +103,12 @@ impl Recipe {
                 Aggregation::SequenceMean => ("sequence".to_owned(), 0.0),
                 Aggregation::Constant(length) => ("constant".to_owned(), length),
             },
+            minibatches: (config.minibatches, config.proximal.name().to_owned()),
+            regular: written(config.regular),
+            distil: match config.distil {
+                Distil::TopK => top_k(),
+                Distil::Hybrid { limit } => ("hybrid".to_owned(), limit),
+            },
             optim: [o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip],
             whole: config.adapter.whole,
             rank: config.adapter.rank,
@@ -80,6 +116,7 @@ impl Recipe {
             targets: config.adapter.targets.clone(),
             seed: config.adapter.seed,
             groups: None,
+            value_head: config.adapter.value_head,
         }
     }
 
@@ -154,6 +191,22 @@ impl Recipe {
                 "constant" => Aggregation::Constant(self.aggregation.1),
                 other => return Err(unknown("aggregation", other)),
             },
+            regular: Regular {
+                kl: self.regular.0,
+                estimator: Estimator::named(&self.regular.2)
+                    .ok_or_else(|| unknown("estimator", &self.regular.2))?,
+                entropy: self.regular.1,
+            },
+            distil: match self.distil.0.as_str() {
+                "top-k" => Distil::TopK,
+                "hybrid" => Distil::Hybrid {
+                    limit: self.distil.1,
+                },
+                other => return Err(unknown("distil", other)),
+            },
+            minibatches: self.minibatches.0,
+            proximal: Proximal::named(&self.minibatches.1)
+                .ok_or_else(|| unknown("proximal", &self.minibatches.1))?,
             optim: OptimParams {
                 lr,
                 beta1,
@@ -168,6 +221,7 @@ impl Recipe {
                 alpha: self.alpha,
                 targets: self.targets.clone(),
                 seed: self.seed,
+                value_head: self.value_head,
             },
             ..now.clone()
         })
@@ -188,13 +242,20 @@ mod tests {
         config.clip.dual = Some(3.0);
         config.adapter.seed = u64::MAX;
         config.adapter.whole = true;
+        config.adapter.value_head = true;
+        (config.minibatches, config.proximal) = (3, Proximal::Interpolated);
+        config.distil = Distil::Hybrid { limit: 0.7 };
+        config.regular = Regular {
+            kl: 0.1,
+            estimator: Estimator::K2,
+            entropy: 1e-3,
+        };
         let recipe = Recipe::of(&config, 0.1 + 0.2, "avx2".to_owned());
         let again = Recipe::read(&recipe.write().unwrap()).unwrap();
         assert_eq!(again, recipe);
         let other = TrainConfig::new("x".into(), vec![1, 2]);
         assert_eq!(again.config(&other).unwrap(), config);
         assert!(Recipe::read("{}").is_err());
-        // Written before all weights could be trained.
         config.reply_limit = Some(512);
         config.algorithm = Algorithm::ReinforcePp;
         let grouped = Recipe::of_groups(&config, "avx2".to_owned());
@@ -205,9 +266,16 @@ mod tests {
         );
         let other_name = grouped.write().unwrap().replace("reinforce++", "a2c");
         assert!(Recipe::read(&other_name).unwrap().groups().is_err());
-        let old = recipe.write().unwrap().replace("\"whole\":true,", "");
-        assert!(!old.contains("groups"));
-        let old = Recipe::read(&old).unwrap().config(&other).unwrap();
+        // Written before all weights could be trained, and before a batch could be cut.
+        let mut old: serde_json::Value = serde_json::from_str(&recipe.write().unwrap()).unwrap();
+        for later in ["whole", "value_head", "minibatches", "regular", "distil"] {
+            assert!(old.as_object_mut().unwrap().remove(later).is_some());
+        }
+        let old = Recipe::read(&old.to_string()).unwrap();
+        let old = old.config(&other).unwrap();
         assert_eq!((old.adapter.whole, old.adapter.rank), (false, 16));
+        assert!(!old.adapter.value_head);
+        assert_eq!((old.minibatches, old.proximal), (1, Proximal::Recomputed));
+        assert_eq!((old.regular, old.distil), Default::default());
     }
 }

@@ -93,6 +93,7 @@ pub fn verify(
         let plan = Plan {
             version: record.version.clone(),
             parent: &parent,
+            versions: &versions,
             leased: &leased,
             recipe,
             origin: record.origin.clone(),

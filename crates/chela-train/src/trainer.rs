@@ -205,7 +205,7 @@ impl Trainer {
             steps: chain.head_steps(),
             record: head,
         };
-        match self.step(profile, &parent, &leased) {
+        match self.step(profile, (&parent, &versions), &leased) {
             Ok(Step::Nothing(progress)) => Ok(progress),
             // Committed: from here on the version is a candidate, whatever happens to its publish.
             Ok(Step::Version(record)) => self.finish(*record),
@@ -342,7 +342,7 @@ impl Trainer {
     fn step(
         &mut self,
         profile: &Profile,
-        parent: &Parent,
+        (parent, versions): (&Parent, &[VersionRecord]),
         leased: &[LeasedSample],
     ) -> Result<Step, TrainError> {
         let kernel_path = self.learners.kernel_path();
@@ -352,8 +352,11 @@ impl Trainer {
             let baseline = batch::baseline_of(leased, &self.config, &parent.baseline());
             Recipe::of(&self.config, baseline, kernel_path)
         };
-        let (version, made) =
-            self.make(profile, parent, (leased, recipe, VersionOrigin::Trained))?;
+        let (version, made) = self.make(
+            profile,
+            (parent, versions),
+            (leased, recipe, VersionOrigin::Trained),
+        )?;
         match made {
             Made::Version(commit) => {
                 let record = Box::new(commit.version.clone());
@@ -367,7 +370,7 @@ impl Trainer {
                 self.give_up(&why)?;
                 Ok(Step::Nothing(Progress::Idle))
             }
-            Made::Skipped => {
+            Made::Skipped { .. } => {
                 tracing::error!(%profile, samples = leased.len(), "a step was not finite and is skipped; weights are unchanged");
                 let why = leased.iter().map(|l| (l.id, "non-finite step".to_owned()));
                 self.give_up(&why.collect::<Vec<_>>())?;
@@ -379,7 +382,7 @@ impl Trainer {
     fn make(
         &mut self,
         profile: &Profile,
-        parent: &Parent,
+        (parent, versions): (&Parent, &[VersionRecord]),
         (leased, recipe, origin): (&[LeasedSample], Recipe, VersionOrigin),
     ) -> Result<(PolicyVersion, Made), TrainError> {
         let version = PolicyVersion {
@@ -389,6 +392,7 @@ impl Trainer {
         let plan = Plan {
             version: version.clone(),
             parent,
+            versions,
             leased,
             recipe,
             origin,
@@ -407,6 +411,10 @@ impl Trainer {
         let made = make(&plan, learner, &*engine, (&config, Some(&dir)));
         if made.is_err() {
             remove_folder(&dir)?;
+        }
+        if matches!(made, Err(_) | Ok(Made::Skipped { moved: true })) {
+            // Part of a batch may be in its weights: the next step begins at the parent's checkpoint.
+            self.open.remove(profile);
         }
         Ok((version, made?))
     }
@@ -462,14 +470,14 @@ impl Trainer {
         };
         recipe.kernel_path = self.learners.kernel_path();
         let origin = VersionOrigin::Replayed(of);
-        let (version, made) = self.make(profile, &parent, (&leased, recipe, origin))?;
+        let (version, made) = self.make(profile, (&parent, versions), (&leased, recipe, origin))?;
         let mut commit = match made {
             Made::Version(commit) => commit,
             Made::Nothing(why) => {
                 let first = why.first().map_or("an empty batch", |(_, why)| why);
                 return skip(self, first);
             }
-            Made::Skipped => return skip(self, "it is not finite"),
+            Made::Skipped { .. } => return skip(self, "it is not finite"),
         };
         // What is left out now was consumed before: it stays named, and taught nothing.
         commit.version.samples = old.samples.clone();

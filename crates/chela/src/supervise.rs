@@ -330,6 +330,11 @@ fn rollout_config(config: &Config, data: &Path, train: &TrainConfig) -> Result<R
     })
 }
 
+/// What a checked configuration names.
+fn named<T>(find: fn(&str) -> Option<T>, name: &str) -> Result<T> {
+    find(name).with_context(|| format!("{name:?} is not known"))
+}
+
 /// When and how to train.
 pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainConfig> {
     let learning = &config.learning;
@@ -357,6 +362,13 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
             ..defaults.advantage.clone()
         },
         baseline: learning.baseline,
+        regular: chela_train::Regular {
+            kl: learning.kl as f32,
+            estimator: named(chela_train::Estimator::named, &learning.kl_estimator)?,
+            entropy: learning.entropy as f32,
+        },
+        minibatches: learning.minibatches,
+        proximal: named(chela_train::Proximal::named, &learning.proximal)?,
         optim: OptimParams {
             lr: learning.rate() as f32,
             clip: learning.clip_norm as f32,
@@ -367,6 +379,7 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
             rank: learning.lora_rank,
             alpha: learning.lora_alpha as f32,
             seed: learning.seed,
+            value_head: Algorithm::named(&learning.algorithm).is_some_and(Algorithm::values),
             ..AdapterSpec::default()
         },
         gate: GateConfig {

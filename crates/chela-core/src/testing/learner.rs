@@ -1,6 +1,6 @@
-//! A [`Learner`] of sixteen parameters: its gradients, its optimizer and its files are real.
+//! A [`Learner`] of sixteen parameters, and as many and one for a value head: its gradients, its optimizer and its files are real.
 
-use super::model::{FAKE_PARAMETERS, FAKE_VOCABULARY, FakeModel, hash, hash_step};
+use super::model::{FAKE_PARAMETERS, FAKE_VOCABULARY, FakeModel, Position, hash, hash_step};
 use crate::*;
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -13,7 +13,7 @@ use std::{
 #[derive(Default)]
 struct Shared {
     open: BTreeSet<Profile>,
-    skips: usize,
+    skips: VecDeque<bool>,
     errors: VecDeque<EngineError>,
     steps: u64,
     drift: f32,
@@ -49,7 +49,13 @@ impl FakeLearners {
 
     /// The next optimizer steps, this many, are skipped as not finite.
     pub fn skip_steps(&self, steps: usize) {
-        self.lock().skips = steps;
+        self.lock().skips = VecDeque::from(vec![true; steps]);
+    }
+
+    /// As [`FakeLearners::skip_steps`] for one step, after `made` others.
+    pub fn skip_a_step_after(&self, made: usize) {
+        self.skip_steps(1);
+        (0..made).for_each(|_| self.lock().skips.push_front(false));
     }
 
     /// The next forward pass or optimizer step fails with this; called again, failures queue up.
@@ -89,22 +95,9 @@ impl Learners for FakeLearners {
         if spec.rank == 0 {
             return Err(EngineError::Shape("an adapter of rank 0".to_owned()));
         }
-        let mut learner = FakeLearner {
-            model: FakeModel::base(self.vocabulary),
-            first: vec![0.0; FAKE_PARAMETERS],
-            second: vec![0.0; FAKE_PARAMETERS],
-            gradient: vec![0.0; FAKE_PARAMETERS],
-            step: 0,
-            profile: profile.clone(),
-            owner: self.clone(),
-            claimed: false,
-        };
+        let mut learner = FakeLearner::fresh(self.clone(), profile.clone(), spec.value_head);
         if let Some(checkpoint) = from {
-            learner.model.parameters = read_parameters(&checkpoint.dir)?;
-            let state = read_floats(&checkpoint.dir.join("optimizer.bin"), 2 * FAKE_PARAMETERS)?;
-            learner.first = state[..FAKE_PARAMETERS].to_vec();
-            learner.second = state[FAKE_PARAMETERS..].to_vec();
-            learner.step = checkpoint.step;
+            learner.read(&checkpoint.dir)?;
         }
         if !self.lock().open.insert(profile.clone()) {
             return Err(EngineError::Shape(format!(
@@ -123,6 +116,8 @@ impl Learners for FakeLearners {
 /// One adapter and its optimizer.
 pub struct FakeLearner {
     model: FakeModel,
+    /// v of each class, then b: V = Σ mass · v + b.
+    value: Vec<f32>,
     first: Vec<f32>,
     second: Vec<f32>,
     gradient: Vec<f32>,
@@ -143,6 +138,52 @@ impl Drop for FakeLearner {
 }
 
 impl FakeLearner {
+    fn fresh(owner: FakeLearners, profile: Profile, value_head: bool) -> Self {
+        let value = vec![0.0; if value_head { FAKE_PARAMETERS + 1 } else { 0 }];
+        let zeros = || vec![0.0; FAKE_PARAMETERS + value.len()];
+        Self {
+            model: FakeModel::base(owner.vocabulary),
+            first: zeros(),
+            second: zeros(),
+            gradient: zeros(),
+            step: 0,
+            profile,
+            owner,
+            claimed: false,
+            value,
+        }
+    }
+
+    /// What [`Learner::save`] wrote. A value head that begins now begins at zero.
+    fn read(&mut self, dir: &Path) -> Result<(), EngineError> {
+        self.model.parameters = read_parameters(dir)?;
+        let file = dir.join("value_head.bin");
+        let has = if file.exists() {
+            FAKE_PARAMETERS + 1
+        } else {
+            0
+        };
+        if has > 0 && !self.value.is_empty() {
+            self.value = read_floats(&file, has)?;
+        }
+        let n = FAKE_PARAMETERS + has;
+        let state = read_floats(&dir.join("optimizer.bin"), 2 * n + 1)?;
+        let moments = state.chunks(n);
+        for (to, from) in [&mut self.first, &mut self.second].into_iter().zip(moments) {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+        }
+        // Steps of the optimizer: several make one version where batches are cut.
+        self.step = state[2 * n] as u64;
+        Ok(())
+    }
+
+    /// V of a state; `None` without a value head.
+    fn worth(&self, position: &Position) -> Option<f32> {
+        let (b, v) = self.value.split_last()?;
+        let each = position.mass.iter().zip(v);
+        Some(each.map(|(m, v)| m * v).sum::<f32>() + b)
+    }
+
     fn fail(&self) -> Result<(), EngineError> {
         self.owner.lock().errors.pop_front().map_or(Ok(()), Err)
     }
@@ -152,6 +193,7 @@ impl FakeLearner {
         let mut scored = Scored {
             entropy: want.entropy.then(Vec::new),
             top: (want.top_k > 0).then(|| (Vec::new(), Vec::new())),
+            values: (!self.value.is_empty()).then(Vec::new),
             ..Scored::default()
         };
         let mut prefix = hash(&sample.tokens()[..sample.start()]);
@@ -164,6 +206,9 @@ impl FakeLearner {
             if let Some(entropy) = &mut scored.entropy {
                 entropy.push(position.entropy());
             }
+            if let Some(values) = &mut scored.values {
+                values.extend(self.worth(&position));
+            }
             if let Some((ids, logprobs)) = &mut scored.top {
                 let top = self.model.top(&position, want.top_k);
                 ids.extend(top.iter().map(|t| t.0));
@@ -174,35 +219,46 @@ impl FakeLearner {
         Ok(scored)
     }
 
-    /// d ln p(t) / d w_j = (1[t % P = j] − mass_j) / T, and d H / d w_j = −Σ over j's tokens of p (ln p + H) / T.
+    /// d ln p(t) / d w_j = (1[t % P = j] − mass_j) / T, d H / d w_j = −Σ over j's tokens of p (ln p + H) / T, and
+    /// d V / d w_j = mass_j (v_j + b − V) / T.
     fn backward(&mut self, sample: &Sample, loss: &TokenLoss) -> Result<(), EngineError> {
         let k = sample.candidates().map_or(1, Candidates::k);
         let rows =
             |column: &Option<Vec<f32>>| column.as_ref().is_none_or(|c| c.len() == sample.len());
-        if loss.d_logprobs.len() != sample.len() * k || !rows(&loss.d_entropy) {
+        let fits = rows(&loss.d_entropy) && rows(&loss.d_values);
+        if loss.d_logprobs.len() != sample.len() * k || !fits {
             return Err(EngineError::Shape(
                 "the loss has another length than the sample".to_owned(),
             ));
         }
-        if loss.d_values.is_some() {
-            return Err(EngineError::Unsupported("a value head"));
+        if loss.d_values.is_some() && self.value.is_empty() {
+            return Err(EngineError::Unsupported("values without a value head"));
         }
         let mut prefix = hash(&sample.tokens()[..sample.start()]);
         for row in 0..sample.len() {
             let position = self.model.position(prefix, sample.temperature());
             for (token, d) in wanted(sample, row).iter().zip(&loss.d_logprobs[row * k..]) {
                 let class = *token as usize % FAKE_PARAMETERS;
-                for (j, gradient) in self.gradient.iter_mut().enumerate() {
+                for (j, gradient) in self.gradient[..FAKE_PARAMETERS].iter_mut().enumerate() {
                     let own = if j == class { 1.0 } else { 0.0 };
                     *gradient += d * (own - position.mass[j]) / sample.temperature();
                 }
             }
             if let Some(d_entropy) = &loss.d_entropy {
                 let entropy = position.entropy();
-                for (j, gradient) in self.gradient.iter_mut().enumerate() {
+                for (j, gradient) in self.gradient[..FAKE_PARAMETERS].iter_mut().enumerate() {
                     let slope = -position.mass[j] * (position.logprobs[j] + entropy);
                     *gradient += d_entropy[row] * slope / sample.temperature();
                 }
+            }
+            if let (Some(d_values), Some(worth)) = (&loss.d_values, self.worth(&position)) {
+                let (d, b) = (d_values[row], self.value[FAKE_PARAMETERS]);
+                let (by_w, by_value) = self.gradient.split_at_mut(FAKE_PARAMETERS);
+                for (j, mass) in position.mass.iter().enumerate() {
+                    by_w[j] += d * mass * (self.value[j] + b - worth) / sample.temperature();
+                    by_value[j] += d * mass;
+                }
+                by_value[FAKE_PARAMETERS] += d;
             }
             prefix = hash_step(prefix, sample.tokens()[sample.start() + row]);
         }
@@ -239,8 +295,9 @@ impl Learner for FakeLearner {
     fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
         let base = FakeModel::base(self.owner.vocabulary);
         let trained = std::mem::replace(&mut self.model, base);
+        let value = std::mem::take(&mut self.value);
         let scored = self.forward(batch, want);
-        self.model = trained;
+        (self.model, self.value) = (trained, value);
         scored
     }
 
@@ -264,13 +321,12 @@ impl Learner for FakeLearner {
 
     fn optim_step(&mut self, params: &OptimParams) -> Result<StepReport, EngineError> {
         self.fail()?;
-        let mut gradient = std::mem::replace(&mut self.gradient, vec![0.0; FAKE_PARAMETERS]);
+        let zeros = vec![0.0; self.gradient.len()];
+        let mut gradient = std::mem::replace(&mut self.gradient, zeros);
         let grad_norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
         let told = {
             let mut shared = self.owner.lock();
-            let told = shared.skips > 0;
-            shared.skips -= usize::from(told);
-            told
+            shared.skips.pop_front().unwrap_or(false)
         };
         if told || !grad_norm.is_finite() {
             return Ok(StepReport {
@@ -287,12 +343,12 @@ impl Learner for FakeLearner {
         self.step += 1;
         self.owner.lock().steps += 1;
         let t = self.step as i32;
-        for (j, g) in gradient.iter().enumerate() {
+        let parameters = self.model.parameters.iter_mut().chain(&mut self.value);
+        for ((j, g), w) in gradient.iter().enumerate().zip(parameters) {
             self.first[j] = params.beta1 * self.first[j] + (1.0 - params.beta1) * g;
             self.second[j] = params.beta2 * self.second[j] + (1.0 - params.beta2) * g * g;
             let first = self.first[j] / (1.0 - params.beta1.powi(t));
             let second = self.second[j] / (1.0 - params.beta2.powi(t));
-            let w = &mut self.model.parameters[j];
             *w -= params.lr * (first / (second.sqrt() + params.eps) + params.weight_decay * *w);
         }
         Ok(StepReport {
@@ -320,7 +376,11 @@ impl Learner for FakeLearner {
         let config = b"{\"peft_type\":\"LORA\"}";
         write(&dir.join("adapter_config.json"), config).map_err(io)?;
         write(&dir.join("adapter_model.safetensors"), &bytes(&saved)).map_err(io)?;
-        let state: Vec<f32> = self.first.iter().chain(&self.second).copied().collect();
+        if !self.value.is_empty() {
+            write(&dir.join("value_head.bin"), &bytes(&self.value)).map_err(io)?;
+        }
+        let moments = self.first.iter().chain(&self.second).copied();
+        let state: Vec<f32> = moments.chain([self.step as f32]).collect();
         write(&dir.join("optimizer.bin"), &bytes(&state)).map_err(io)?;
         Ok(Checkpoint {
             dir: dir.to_owned(),
@@ -397,16 +457,11 @@ mod tests {
 
     #[test]
     fn gradients_are_those_of_finite_differences() {
-        let mut learner = FakeLearner {
-            model: FakeModel::base(50),
-            first: vec![0.0; FAKE_PARAMETERS],
-            second: vec![0.0; FAKE_PARAMETERS],
-            gradient: vec![0.0; FAKE_PARAMETERS],
-            step: 0,
-            profile: Profile::default(),
-            owner: FakeLearners::new(),
-            claimed: false,
-        };
+        let owner = FakeLearners::with_vocabulary(50);
+        let mut learner = FakeLearner::fresh(owner, Profile::default(), true);
+        for (j, v) in learner.value.iter_mut().enumerate() {
+            *v = 0.5 - 0.3 * (j % 4) as f32;
+        }
         let columns = SampleColumns {
             mask: vec![true; 2],
             behavior_logprobs: vec![-1.0; 2],
@@ -420,21 +475,27 @@ mod tests {
                 ..Want::default()
             };
             let s = model.score(&sample, &want).unwrap();
-            f64::from(s.logprobs[0] * 2.0 + s.logprobs[1] + 3.0 * s.entropy.unwrap()[1])
+            let values = s.values.unwrap();
+            let worth = 0.7 * values[0] - 2.0 * values[1];
+            f64::from(s.logprobs[0] * 2.0 + s.logprobs[1] + 3.0 * s.entropy.unwrap()[1] + worth)
         };
         let loss = TokenLoss {
             d_logprobs: vec![2.0, 1.0],
             d_entropy: Some(vec![0.0, 3.0]),
-            d_values: None,
+            d_values: Some(vec![0.7, -2.0]),
         };
         learner.backward(&sample, &loss).unwrap();
-        for j in 0..FAKE_PARAMETERS {
-            let (before, e) = (learner.model.parameters[j], 1e-2);
-            learner.model.parameters[j] = before + e;
+        for j in 0..learner.gradient.len() {
+            let moved = |learner: &mut FakeLearner, by: f32| match j.checked_sub(FAKE_PARAMETERS) {
+                None => learner.model.parameters[j] += by,
+                Some(v) => learner.value[v] += by,
+            };
+            let e = 1e-2;
+            moved(&mut learner, e);
             let up = value(&learner);
-            learner.model.parameters[j] = before - e;
+            moved(&mut learner, -2.0 * e);
             let down = value(&learner);
-            learner.model.parameters[j] = before;
+            moved(&mut learner, e);
             let numeric = (up - down) / f64::from(2.0 * e);
             assert!(
                 (numeric - f64::from(learner.gradient[j])).abs() < 2e-3,
@@ -483,6 +544,72 @@ mod tests {
         };
         let scored = engine.score(PolicyRef::Version(version), prompt, 2, Want::default());
         assert_eq!(block_on(scored).unwrap().logprobs, after[0].logprobs);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_value_head_learns_is_saved_and_may_be_left_off() {
+        let learners = FakeLearners::new();
+        let with = AdapterSpec {
+            value_head: true,
+            ..AdapterSpec::default()
+        };
+        let opened = |spec: &AdapterSpec, from: Option<&Checkpoint>| {
+            learners.open(&Profile::default(), spec, from).unwrap()
+        };
+        let mut learner = opened(&with, None);
+        let values = |learner: &mut dyn Learner| {
+            let scored = learner.forward(&[sample()], Want::default()).unwrap();
+            scored[0].values.clone()
+        };
+        assert_eq!(values(&mut *learner), Some(vec![0.0; 3]));
+        let mut loss = |_: usize, _: &Sample, scored: &Scored| TokenLoss {
+            d_logprobs: vec![0.0; 3],
+            d_values: scored
+                .values
+                .iter()
+                .flatten()
+                .map(|v| Some(v - 0.8))
+                .collect(),
+            ..TokenLoss::default()
+        };
+        let params = OptimParams {
+            lr: 0.05,
+            ..OptimParams::default()
+        };
+        for _ in 0..60 {
+            learner.forward_backward(&[sample()], &mut loss).unwrap();
+            learner.optim_step(&params).unwrap();
+        }
+        let learnt = values(&mut *learner).unwrap();
+        assert!(learnt.iter().all(|v| (v - 0.8).abs() < 0.05), "{learnt:?}");
+        let base = learner.forward_base(&[sample()], Want::default()).unwrap();
+        assert_eq!(base[0].values, None);
+        assert_eq!(
+            values(&mut *learner),
+            Some(learnt.clone()),
+            "it is still there"
+        );
+        let name = format!("chela-fake-value-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&dir);
+        let checkpoint = learner.save(&dir).unwrap();
+        let hash = learner.weights_hash().unwrap();
+        drop(learner);
+        let mut again = opened(&with, Some(&checkpoint));
+        assert_eq!(values(&mut *again), Some(learnt));
+        assert_eq!(again.optim_step(&params).unwrap().step, 61);
+        drop(again);
+        let mut without = opened(&AdapterSpec::default(), Some(&checkpoint));
+        assert_eq!(values(&mut *without), None);
+        assert_eq!(without.weights_hash().unwrap(), hash);
+        let mut loss = |_: usize, _: &Sample, _: &Scored| TokenLoss {
+            d_logprobs: vec![0.0; 3],
+            d_values: Some(vec![1.0; 3]),
+            ..TokenLoss::default()
+        };
+        let refused = without.forward_backward(&[sample()], &mut loss);
+        assert!(matches!(refused, Err(EngineError::Unsupported(_))));
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,9 +1,8 @@
 //! The head of a training pass: only the rows that predict scored tokens go through it.
 
-use super::LocalLearner;
+use super::{Gradient, LocalLearner, value::ValueHead};
 use crate::{
-    error::kernel, forward::hidden_norm, full::Grads, packing::Block, training::Tape,
-    weights::BaseWeights,
+    error::kernel, forward::hidden_norm, packing::Block, training::Tape, weights::BaseWeights,
 };
 use chela_core::{EngineError, Sample};
 use chela_kernels::{Acc, HeadGrad, Kernels, Mat, MatMut, NormGrad, PairGrads, PairScores, Pairs};
@@ -106,6 +105,21 @@ impl Asked {
 }
 
 impl Part {
+    /// What each pair takes from its row, of numbers by row.
+    pub(super) fn spread(&self, by_row: &[f32]) -> Vec<f32> {
+        let rows = self.pair_rows.iter();
+        rows.map(|row| by_row[*row as usize]).collect()
+    }
+
+    /// What the pairs of each row add up to.
+    fn sums(&self, by_pair: &[f32]) -> Vec<f32> {
+        let mut sums = vec![0.0; self.rows.len()];
+        for (row, of) in self.pair_rows.iter().zip(by_pair) {
+            sums[*row as usize] += of;
+        }
+        sums
+    }
+
     fn as_pairs(&self) -> Pairs<'_> {
         Pairs {
             rows: &self.pair_rows,
@@ -151,15 +165,25 @@ impl<K: Kernels> LocalLearner<K> {
             .map_err(kernel)
     }
 
-    /// Derivative by the last layer's output `[T, H]` from the derivatives by the part's log-probs and entropies; adds to `grads` where
-    /// the head is trained.
+    /// What the value head says about a part, by pair.
+    pub(super) fn values(
+        &self,
+        value: &ValueHead<K::Buf>,
+        (hidden, part): (&K::Buf, &Part),
+    ) -> Result<Vec<f32>, EngineError> {
+        let hidden = Mat::new(hidden, part.rows.len(), self.base.config.hidden);
+        Ok(part.spread(&value.values(&self.k, hidden)?))
+    }
+
+    /// Derivative by the last layer's output `[T, H]` from the derivatives by the part's log-probs, entropies and values; adds to
+    /// `grads` where the heads are trained.
     pub(super) fn head_backward(
         &self,
         (model, tape): (&BaseWeights<K>, &Tape<K>),
         (hidden, part): (&K::Buf, &Part),
-        derivatives: PairGrads<'_>,
+        (derivatives, d_values): (PairGrads<'_>, Option<&[f32]>),
         rows: usize,
-        grads: &mut Grads<K::Buf>,
+        grads: &mut Gradient<K::Buf>,
     ) -> Result<K::Buf, EngineError> {
         let (k, c, n) = (&self.k, &model.config, part.rows.len());
         let mut d_hidden = k.zeros(n * c.hidden).map_err(kernel)?;
@@ -167,11 +191,17 @@ impl<K: Kernels> LocalLearner<K> {
         let to = HeadGrad {
             dhidden: MatMut::new(&mut d_hidden, n, c.hidden),
             dhead: grads
+                .weights
                 .head(c)
                 .map(|dhead| MatMut::new(dhead, c.vocab, c.hidden)),
         };
         k.head_backward(&model.head, hidden, part.as_pairs(), derivatives, to)
             .map_err(kernel)?;
+        let value = self.value.as_ref().zip(grads.value.as_mut());
+        if let (Some((value, to)), Some(d_values)) = (value, d_values) {
+            let sums = part.sums(d_values);
+            value.backward(k, hidden, &sums, &mut d_hidden, to)?;
+        }
         let mut spread = k.zeros(rows * c.hidden).map_err(kernel)?;
         k.scatter_add_rows(&d_hidden, c.hidden, &part.rows, &mut spread)
             .map_err(kernel)?;
@@ -179,7 +209,7 @@ impl<K: Kernels> LocalLearner<K> {
         let grad = NormGrad {
             dx: &mut dx,
             acc: Acc::Set,
-            dw: grads.tensor(TensorName::FinalNorm),
+            dw: grads.weights.tensor(TensorName::FinalNorm),
         };
         k.rms_norm_backward(
             output(tape)?,

@@ -2,11 +2,15 @@
 
 mod head;
 mod trained;
+mod value;
 mod walk;
 
-pub use self::trained::{Full, Trained};
+pub use self::{
+    trained::{Full, Trained},
+    value::ValueHead,
+};
 
-use self::walk::{Back, Room};
+use self::walk::{Asks, Back, Room};
 use crate::{
     adapter::{Adapter, TensorFile, write_synced},
     error::{io, kernel, weights},
@@ -50,7 +54,8 @@ pub struct LocalLearner<K: Kernels> {
     base: Arc<BaseWeights<K>>,
     options: LearnerOptions,
     trained: Trained<K>,
-    grads: Grads<K::Buf>,
+    value: Option<ValueHead<K::Buf>>,
+    grads: Gradient<K::Buf>,
     first: Vec<K::Buf>,
     second: Vec<K::Buf>,
     step: u64,
@@ -65,6 +70,36 @@ pub struct RowsRead {
     pub unique: usize,
     /// Read a second time on the way back, for want of memory.
     pub again: usize,
+}
+
+/// What has added up for the next step.
+struct Gradient<B> {
+    weights: Grads<B>,
+    value: Option<ValueHead<B>>,
+}
+
+impl<B> Default for Gradient<B> {
+    fn default() -> Self {
+        Self {
+            weights: Grads::default(),
+            value: None,
+        }
+    }
+}
+
+impl<B> Gradient<B> {
+    /// All buffers, the value head's last.
+    fn buffers(&self) -> Vec<&B> {
+        let value = self.value.iter().flat_map(ValueHead::buffers);
+        self.weights.buffers().into_iter().chain(value).collect()
+    }
+
+    /// As [`Gradient::buffers`].
+    fn buffers_mut(&mut self) -> Vec<&mut B> {
+        let value = self.value.iter_mut().flat_map(ValueHead::buffers_mut);
+        let weights = self.weights.buffers_mut().into_iter();
+        weights.chain(value).collect()
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -96,12 +131,17 @@ impl<K: Kernels> LocalLearner<K> {
     pub fn new(
         k: &K,
         base: Arc<BaseWeights<K>>,
-        trained: Trained<K>,
+        (trained, value): (Trained<K>, Option<ValueHead<K::Buf>>),
         options: LearnerOptions,
         running: Arc<AtomicUsize>,
     ) -> Result<Self, EngineError> {
         let k = k.with_priority(Priority::Train);
-        let grads = trained.grads(&k)?;
+        let hidden = base.config.hidden;
+        let zero = value.as_ref().map(|_| ValueHead::zeros(&k, hidden));
+        let grads = Gradient {
+            weights: trained.grads(&k)?,
+            value: zero.transpose()?,
+        };
         let zeros = || {
             let like = grads.buffers().into_iter();
             let zeros = like.map(|buf| k.zeros(k.len(buf)).map_err(kernel));
@@ -113,6 +153,7 @@ impl<K: Kernels> LocalLearner<K> {
             base,
             options,
             trained,
+            value,
             grads,
             first,
             second,
@@ -131,8 +172,11 @@ impl<K: Kernels> LocalLearner<K> {
         }
         let refuse = |why| weights(format!("{}: {why}", path.display()));
         let mut file = TensorFile::open(&path).map_err(refuse)?;
+        // A value head that begins now has no moments there.
+        let begins = self.value.is_some() && !ValueHead::<K::Buf>::is_in(dir);
+        let kept = self.first.len() - if begins { 2 } else { 0 };
         for (name, moments) in [("first", &mut self.first), ("second", &mut self.second)] {
-            for (i, buffer) in moments.iter_mut().enumerate() {
+            for (i, buffer) in moments[..kept].iter_mut().enumerate() {
                 let shape = [self.k.len(buffer)];
                 let values = file.values(&format!("{name}.{i}"), &shape);
                 let values = values.map_err(refuse)?;
@@ -154,7 +198,7 @@ impl<K: Kernels> LocalLearner<K> {
     /// Present gradients of an adapter, for tests: `(layer, module, dA [r, in], dB [out, r])`.
     #[allow(clippy::type_complexity)] // one row of a test's table
     pub fn gradients(&self) -> Result<Vec<(usize, &'static str, Vec<f32>, Vec<f32>)>, EngineError> {
-        let Grads::Adapter(grads) = &self.grads else {
+        let Grads::Adapter(grads) = &self.grads.weights else {
             return Ok(Vec::new());
         };
         grads
@@ -169,12 +213,19 @@ impl<K: Kernels> LocalLearner<K> {
 
     /// Present gradients of a whole model, for tests.
     pub fn full_gradients(&self) -> Result<Vec<(TensorName, Vec<f32>)>, EngineError> {
-        let Grads::Full(grads) = &self.grads else {
+        let Grads::Full(grads) = &self.grads.weights else {
             return Ok(Vec::new());
         };
         let all = grads.names().iter().zip(grads.buffers());
         all.map(|(name, buf)| Ok((*name, self.k.download(buf).map_err(kernel)?)))
             .collect()
+    }
+
+    /// Present gradients of a value head, for tests: w's `[H]`, then b's.
+    pub fn value_gradients(&self) -> Result<Vec<f32>, EngineError> {
+        let both = self.grads.value.iter().flat_map(ValueHead::buffers);
+        let both = both.map(|buf| self.k.download(buf).map_err(kernel));
+        Ok(both.collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// How a trie of `rows` rows and its longest path are held.
@@ -239,6 +290,7 @@ impl<K: Kernels> LocalLearner<K> {
     fn read(
         &self,
         model: (&BaseWeights<K>, &Adapter<K::Buf>),
+        value: Option<&ValueHead<K::Buf>>,
         batch: &[Sample],
         want: Want,
     ) -> Result<Vec<Scored>, EngineError> {
@@ -251,7 +303,7 @@ impl<K: Kernels> LocalLearner<K> {
         let mut all = Vec::with_capacity(batch.len());
         for of in packing::blocks(batch, self.options.rows) {
             let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
-            let scored = self.walk(model, &samples, want, None)?;
+            let scored = self.walk(model, &samples, Asks { want, value }, None)?;
             all.extend(of.into_iter().zip(scored));
         }
         all.sort_by_key(|(index, _)| *index);
@@ -263,7 +315,7 @@ impl<K: Kernels> LocalLearner<K> {
         batch: &[Sample],
         of: &[usize],
         loss: &mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
-        grads: &mut Grads<K::Buf>,
+        grads: &mut Gradient<K::Buf>,
     ) -> Result<(), EngineError> {
         let model = self.trained.present(&self.base)?;
         let samples: Vec<&Sample> = of.iter().map(|i| &batch[*i]).collect();
@@ -271,8 +323,10 @@ impl<K: Kernels> LocalLearner<K> {
             entropy: true,
             top_k: 0,
         };
+        let value = self.value.as_ref();
         let back = Back { of, loss, grads };
-        self.walk(model, &samples, want, Some(back)).map(|_| ())
+        self.walk(model, &samples, Asks { want, value }, Some(back))
+            .map(|_| ())
     }
 }
 
@@ -282,7 +336,8 @@ impl<K: Kernels> Learner for LocalLearner<K> {
     }
 
     fn forward(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
-        self.read(self.trained.present(&self.base)?, batch, want)
+        let model = self.trained.present(&self.base)?;
+        self.read(model, self.value.as_ref(), batch, want)
     }
 
     fn forward_base(&mut self, batch: &[Sample], want: Want) -> Result<Vec<Scored>, EngineError> {
@@ -292,7 +347,7 @@ impl<K: Kernels> Learner for LocalLearner<K> {
             alpha: 1.0,
             layers: layers.collect(),
         };
-        self.read((&self.base, &none), batch, want)
+        self.read((&self.base, &none), None, batch, want)
     }
 
     fn forward_backward(
@@ -344,9 +399,10 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         let k = self.k.clone();
         let moments = self.first.iter_mut().zip(&mut self.second);
         let grads = self.grads.buffers().into_iter().zip(moments);
-        for ((param, decays), (grad, (first, second))) in
-            self.trained.params_mut().into_iter().zip(grads)
-        {
+        let value = self.value.iter_mut().flat_map(ValueHead::buffers_mut);
+        let value = value.zip([true, false]); // a bias does not decay
+        let params = self.trained.params_mut().into_iter().chain(value);
+        for ((param, decays), (grad, (first, second))) in params.zip(grads) {
             let adamw = AdamW {
                 weight_decay: if decays { adamw.weight_decay } else { 0.0 },
                 ..adamw
@@ -377,6 +433,9 @@ impl<K: Kernels> Learner for LocalLearner<K> {
         std::fs::create_dir_all(&temporary).map_err(|e| io(&temporary, e))?;
         self.trained
             .write(&self.k, &self.options.base_model, &temporary)?;
+        if let Some(value) = &self.value {
+            value.write(&self.k, &temporary)?;
+        }
         let moments: Vec<(String, &K::Buf)> = [("first", &self.first), ("second", &self.second)]
             .into_iter()
             .flat_map(|(name, all)| {

@@ -6,12 +6,12 @@
 //! read again below its own path. A sample's loss is asked for when its last row has been read.
 
 use super::{
-    LocalLearner, RowsRead,
+    Gradient, LocalLearner, RowsRead,
     head::{Asked, Part},
+    value::ValueHead,
 };
 use crate::{
     adapter::Adapter,
-    full::Grads,
     packing::{Block, Step, Tree},
     training::{Pass, Path, Tape},
     weights::BaseWeights,
@@ -24,7 +24,14 @@ use std::ops::Range;
 pub struct Back<'a, B> {
     pub(super) of: &'a [usize],
     pub(super) loss: &'a mut dyn FnMut(usize, &Sample, &Scored) -> TokenLoss,
-    pub(super) grads: &'a mut Grads<B>,
+    pub(super) grads: &'a mut Gradient<B>,
+}
+
+/// What is asked about each pair.
+pub struct Asks<'a, B> {
+    pub(super) want: chela_kernels::Want,
+    /// Says what states are worth.
+    pub(super) value: Option<&'a ValueHead<B>>,
 }
 
 /// How memory is divided in a walk, in rows.
@@ -71,6 +78,7 @@ struct Walk<'a, K: Kernels> {
     model: (&'a BaseWeights<K>, &'a Adapter<K::Buf>),
     samples: &'a [&'a Sample],
     block: &'a Block,
+    asks: Asks<'a, K::Buf>,
     asked: Asked,
     /// Above the rows of a step; none when the block is one step.
     path: Option<Path<K>>,
@@ -86,8 +94,10 @@ struct Scores {
     logsumexp: Vec<f32>,
     entropy: Option<Vec<f32>>,
     top: Option<chela_kernels::TopK>,
+    values: Option<Vec<f32>>,
     d_logprobs: Vec<f32>,
     d_entropy: Option<Vec<f32>>,
+    d_values: Option<Vec<f32>>,
 }
 
 /// What stays of a step whose rows go back later.
@@ -104,7 +114,7 @@ impl<K: Kernels> LocalLearner<K> {
         &self,
         model: (&BaseWeights<K>, &Adapter<K::Buf>),
         samples: &[&Sample],
-        want: chela_kernels::Want,
+        asks: Asks<'_, K::Buf>,
         mut back: Option<Back<'_, K::Buf>>,
     ) -> Result<Vec<Scored>, EngineError> {
         let block = Block::new(samples);
@@ -129,7 +139,8 @@ impl<K: Kernels> LocalLearner<K> {
             learner: self,
             model,
             samples,
-            scores: Scores::new(&asked, want, back.is_some()),
+            scores: Scores::new(&asked, &asks, back.is_some()),
+            asks,
             asked,
             block: &block,
             path,
@@ -140,7 +151,7 @@ impl<K: Kernels> LocalLearner<K> {
         for step in steps {
             match step {
                 Step::Leaf(rows, depth) => {
-                    let below = walk.down(&rows, depth, (want, back.is_some()))?;
+                    let below = walk.down(&rows, depth, back.is_some())?;
                     walk.ended(&rows, &mut scored, &mut back)?;
                     if let Some(back) = &mut back {
                         walk.up(below, depth, back.grads)?;
@@ -149,7 +160,7 @@ impl<K: Kernels> LocalLearner<K> {
                 Step::Down(rows, depth) => {
                     let keep = back.is_some() && rows.len() <= kept;
                     kept -= if keep { rows.len() } else { 0 };
-                    let below = walk.down(&rows, depth, (want, keep))?;
+                    let below = walk.down(&rows, depth, keep)?;
                     walk.ended(&rows, &mut scored, &mut back)?;
                     open.push(below);
                 }
@@ -205,14 +216,20 @@ impl<K: Kernels> Walk<'_, K> {
         &mut self,
         rows: &Range<usize>,
         depth: usize,
-        (want, keep): (chela_kernels::Want, bool),
+        keep: bool,
     ) -> Result<Below<K>, EngineError> {
         let block = self.block.part(rows.clone(), depth);
         let part = self.asked.part(rows);
         self.count(|read| read.unique += block.rows());
         let (tape, hidden) = self.read(&block, &part, (depth, keep))?;
-        let scores = self.learner.head(self.model.0, (&hidden, &part), want)?;
+        let read = (&hidden, &part);
+        let scores = self.learner.head(self.model.0, read, self.asks.want)?;
         self.scores.put(&part, &scores);
+        if let (Some(head), Some(all)) = (self.asks.value, &mut self.scores.values) {
+            let values = self.learner.values(head, read)?;
+            let pairs = part.pairs.iter().zip(values);
+            pairs.for_each(|(pair, value)| all[*pair] = value);
+        }
         let tape = keep.then_some((tape, hidden));
         Ok(Below { block, part, tape })
     }
@@ -246,7 +263,7 @@ impl<K: Kernels> Walk<'_, K> {
         &mut self,
         below: Below<K>,
         depth: usize,
-        grads: &mut Grads<K::Buf>,
+        grads: &mut Gradient<K::Buf>,
     ) -> Result<(), EngineError> {
         let Below { block, part, tape } = below;
         let (tape, hidden) = match tape {
@@ -273,7 +290,8 @@ impl<K: Kernels> Walk<'_, K> {
             d_logprobs: &d_logprobs,
             entropy: entropy.as_ref().map(|(e, d)| (&e[..], &d[..])),
         };
-        let model = (self.model.0, &tape);
+        let d_values = self.scores.d_values.as_ref().map(|d| of(d, 1));
+        let (model, given) = ((self.model.0, &tape), (given, d_values.as_deref()));
         let dx = self
             .learner
             .head_backward(model, (&hidden, &part), given, block.rows(), grads)?;
@@ -282,22 +300,26 @@ impl<K: Kernels> Walk<'_, K> {
         if let Some(path) = &mut path {
             path.depth = depth;
         }
-        let done = self.pass(&block).backward(tape, dx, grads, path.as_mut());
+        let done = self
+            .pass(&block)
+            .backward(tape, dx, &mut grads.weights, path.as_mut());
         self.path = path;
         done
     }
 }
 
 impl Scores {
-    fn new(asked: &Asked, want: chela_kernels::Want, back: bool) -> Self {
+    fn new<B>(asked: &Asked, asks: &Asks<'_, B>, back: bool) -> Self {
         let n = asked.pairs();
         Self {
             logprobs: vec![0.0; n * asked.k],
             logsumexp: vec![0.0; n],
-            entropy: want.entropy.then(|| vec![0.0; n]),
+            entropy: asks.want.entropy.then(|| vec![0.0; n]),
             top: None,
+            values: asks.value.map(|_| vec![0.0; n]),
             d_logprobs: vec![0.0; if back { n * asked.k } else { 0 }],
             d_entropy: None,
+            d_values: None,
         }
     }
 
@@ -336,7 +358,7 @@ impl Scores {
                 let cut = pairs.start * t.k..pairs.end * t.k;
                 (t.ids[cut.clone()].to_vec(), t.logprobs[cut].to_vec())
             }),
-            values: None,
+            values: self.values.as_ref().map(|v| v[pairs.clone()].to_vec()),
         }
     }
 
@@ -347,18 +369,26 @@ impl Scores {
         k: usize,
         loss: TokenLoss,
     ) -> Result<(), EngineError> {
-        if loss.d_values.is_some() {
-            return Err(EngineError::Unsupported("value heads"));
+        if loss.d_values.is_some() && self.values.is_none() {
+            return Err(EngineError::Unsupported(
+                "a loss by values without a value head (AdapterSpec::value_head)",
+            ));
         }
         let n = pairs.len();
-        if loss.d_logprobs.len() != n * k || loss.d_entropy.as_ref().is_some_and(|d| d.len() != n) {
+        let fits = |d: &Option<Vec<f32>>| d.as_ref().is_none_or(|d| d.len() == n);
+        if loss.d_logprobs.len() != n * k || !fits(&loss.d_entropy) || !fits(&loss.d_values) {
             return Err(EngineError::Shape("a loss of another length".to_owned()));
         }
         self.d_logprobs[pairs.start * k..pairs.end * k].copy_from_slice(&loss.d_logprobs);
-        if let Some(d) = loss.d_entropy {
-            let n = self.logsumexp.len();
-            let all = self.d_entropy.get_or_insert_with(|| vec![0.0; n]);
-            all[pairs.clone()].copy_from_slice(&d);
+        let n = self.logsumexp.len();
+        for (given, all) in [
+            (loss.d_entropy, &mut self.d_entropy),
+            (loss.d_values, &mut self.d_values),
+        ] {
+            if let Some(d) = given {
+                let all = all.get_or_insert_with(|| vec![0.0; n]);
+                all[pairs.clone()].copy_from_slice(&d);
+            }
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ pub fn write_adapter(name: &str, dir: &Path) {
             all[number % 3..number % 3 + 4].to_vec()
         },
         seed: number as u64,
+        value_head: false,
     };
     let k = Cpu::new(1);
     let mut adapter = Adapter::fresh(&k, model.config(), &spec).unwrap();

@@ -118,7 +118,7 @@ fn derivative_of_a_step_by_finite_differences() {
     let dir = tempfile::tempdir().unwrap();
     let saved = learner.save(&dir.path().join("x")).unwrap();
     let step = 1e-3 / squared.sqrt();
-    let shifted = shift(&engine, &saved, &learner, step as f32, dir.path());
+    let shifted = shift(&saved, &learner, step as f32, dir.path());
     let policy = PolicyRef::Version(version(2));
     block_on(engine.load(version(2), Weights::Folder(shifted))).unwrap();
     let want = Want {
@@ -135,8 +135,7 @@ fn derivative_of_a_step_by_finite_differences() {
 }
 
 /// The adapter of `saved` minus `step` times the learner's gradient, written as PEFT.
-fn shift(
-    _engine: &LocalEngine,
+pub fn shift(
     saved: &Checkpoint,
     learner: &LocalLearner<Cpu>,
     step: f32,
@@ -223,7 +222,7 @@ fn the_update_does_not_depend_on_split_or_order() {
 
 /// Texts that begin alike in every way: equal, one the beginning of another, apart from the first token on, apart at a branch of a
 /// branch; with other starts, so that a shared row is scored for one and not for the other.
-fn alike() -> Vec<Sample> {
+pub fn alike() -> Vec<Sample> {
     let head = prompt(3, 40);
     let text = |parts: &[&[u32]]| parts.concat();
     let branch = text(&[&head, &prompt(90, 12)]);

@@ -28,3 +28,4 @@ mod residency;
 mod serving;
 mod shared;
 mod starter;
+mod value;

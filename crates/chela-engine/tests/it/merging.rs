@@ -158,6 +158,7 @@ fn adapter(model: &Model, targets: &[&str], dir: &Path) -> PathBuf {
         alpha: 5.0,
         targets: targets.iter().map(|t| (*t).to_owned()).collect(),
         seed: 4,
+        value_head: false,
     };
     let mut adapter = Adapter::fresh(&k, model.config(), &spec).unwrap();
     for lora in adapter.layers.iter_mut().flatten().flatten() {

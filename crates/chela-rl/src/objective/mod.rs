@@ -5,15 +5,17 @@
 
 pub mod cispo;
 pub mod clip;
+pub mod distil;
 pub mod gspo;
 pub mod hybrid;
 pub mod proximal;
+pub mod regular;
 pub mod reinforce;
 pub mod sapo;
 pub mod topk;
 pub mod value;
 
-pub use self::{clip::Clip, sapo::Sapo};
+pub use self::{clip::Clip, distil::Distil, proximal::Proximal, regular::Regular, sapo::Sapo};
 
 use crate::{RlError, finite, same_length};
 
@@ -100,7 +102,7 @@ pub struct TokenInputs<'a> {
 }
 
 /// Sums over tokens; divide by `tokens` for means.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossStats {
     /// Weighted loss of the sample; add over a batch.
     pub loss: f64,
@@ -110,8 +112,8 @@ pub struct LossStats {
     pub masked: usize,
     /// Tokens whose ratio the clip stopped.
     pub clipped: usize,
-    /// Σ ρ
-    pub ratio: f64,
+    /// ρ of each trained token, in no order that means anything.
+    pub ratios: Vec<f32>,
     /// Σ |proximal − behavior|
     pub behavior_gap: f64,
 }
@@ -123,7 +125,7 @@ impl LossStats {
         self.tokens += other.tokens;
         self.masked += other.masked;
         self.clipped += other.clipped;
-        self.ratio += other.ratio;
+        self.ratios.extend_from_slice(&other.ratios);
         self.behavior_gap += other.behavior_gap;
     }
 }
@@ -191,7 +193,7 @@ pub fn token_loss(
         let gap = inputs.proximal_logprobs[t] - inputs.behavior_logprobs[t];
         let ratio = ratio_of(logprob - inputs.proximal_logprobs[t]);
         stats.tokens += 1;
-        stats.ratio += f64::from(ratio);
+        stats.ratios.push(ratio);
         stats.behavior_gap += f64::from(gap.abs());
         let (one, w) = match surrogate {
             // Its ratio is the one to the sampler: nothing is left to correct.

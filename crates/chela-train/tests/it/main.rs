@@ -4,6 +4,7 @@
 mod faults;
 mod gate;
 mod groups;
+mod minibatches;
 mod replay;
 
 use chela_core::testing::{

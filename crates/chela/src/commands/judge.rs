@@ -32,20 +32,13 @@ pub fn test(config: &Config, file: Option<&Path>, tags: &[String], output: &Outp
         .context("cannot start the runtime")?;
     let started = Instant::now();
     let judged: Vec<Judged> = runtime.block_on(async {
-        let each = turns.iter().enumerate().map(|(i, turn)| {
-            let judges = &judges;
-            async move {
-                let one = labelled::judge(judges, &turn.case).await;
-                if !output.json {
-                    output.note(&format!(
-                        "{:>4}/{}  {}",
-                        i + 1,
-                        turns.len(),
-                        said(turn, &one)
-                    ));
-                }
-                one
+        let (judges, n) = (&judges, turns.len());
+        let each = turns.iter().enumerate().map(|(i, turn)| async move {
+            let one = labelled::judge(judges, &turn.case).await;
+            if !output.json {
+                output.note(&format!("{:>4}/{}  {}", i + 1, n, said(turn, &one)));
             }
+            one
         });
         stream::iter(each).buffered(AT_ONCE).collect().await
     });

@@ -124,7 +124,7 @@ fn show(output: &Output, answer: &Value) -> Result<()> {
         output.plain(&format!("weights {hash}"))?;
     }
     for (name, value) in answer["metrics"].as_object().into_iter().flatten() {
-        output.plain(&format!("  {name:<16} {value}"))?;
+        output.plain(&format!("  {name:<20} {value}"))?;
     }
     if let Some(checks) = answer["gate"]["checks"].as_array() {
         output.plain(&format!(

@@ -140,6 +140,16 @@ pub struct Learning {
     pub opd_clip: f64,
     /// |reward| is clipped to this.
     pub reward_clip: f64,
+    /// Optimizer steps that a batch is cut into; they make one version together.
+    pub minibatches: usize,
+    /// Log-probs that the ratio of later ones looks back on: `recomputed` before the first, or `interpolated` without a pass of their own.
+    pub proximal: String,
+    /// Coefficient of a bonus for entropy in the loss.
+    pub entropy: f64,
+    /// Coefficient of KL to the base model in the loss; above 0 the base model reads each batch too.
+    pub kl: f64,
+    /// How it is estimated: `k2` or `k3`.
+    pub kl_estimator: String,
     /// `exclude`: replies cut by length never train; `bad`: they score −1; `judged`: as the judges say (for controls).
     pub truncated: String,
     /// Turns of clients without rules are `main` or `side`.
@@ -193,6 +203,11 @@ impl Default for Learning {
             baseline: true,
             opd_clip: 5.0,
             reward_clip: 5.0,
+            minibatches: 1,
+            proximal: "recomputed".to_owned(),
+            entropy: 0.0,
+            kl: 0.0,
+            kl_estimator: "k3".to_owned(),
             truncated: "exclude".to_owned(),
             unknown_clients: "main".to_owned(),
             session_idle: 30,
@@ -368,6 +383,21 @@ impl Config {
             &["lora", "full"],
         )?;
         one_of(
+            "learning.proximal",
+            &self.learning.proximal,
+            &["recomputed", "interpolated"],
+        )?;
+        if self.learning.kl_estimator == "k1" {
+            bail!(
+                "learning.kl_estimator = \"k1\": its gradient in a loss is zero on average, so that it would pull nowhere; use k2 or k3"
+            );
+        }
+        one_of(
+            "learning.kl_estimator",
+            &self.learning.kl_estimator,
+            &["k2", "k3"],
+        )?;
+        one_of(
             "learning.truncated",
             &self.learning.truncated,
             &["exclude", "bad", "judged"],
@@ -394,6 +424,7 @@ impl Config {
             ("learning.batch", l.batch as f64),
             ("learning.min_batch", l.min_batch as f64),
             ("learning.groups", l.groups as f64),
+            ("learning.minibatches", l.minibatches as f64),
             ("learning.lr", l.rate()),
             ("learning.lora_rank", l.lora_rank as f64),
             ("learning.lora_alpha", l.lora_alpha),
@@ -421,6 +452,18 @@ impl Config {
                 l.min_batch,
                 l.batch
             );
+        }
+        if l.minibatches > l.batch {
+            bail!(
+                "learning.minibatches = {} is above learning.batch = {}: each has at least one sample",
+                l.minibatches,
+                l.batch
+            );
+        }
+        for (key, value) in [("learning.entropy", l.entropy), ("learning.kl", l.kl)] {
+            if !(value.is_finite() && value >= 0.0) {
+                bail!("{key} = {value} must be 0 (off) or positive");
+            }
         }
         for (key, value) in [
             ("learning.max_session_share", l.max_session_share),
@@ -518,6 +561,29 @@ mod tests {
                 .to_string()
                 .contains("openai_url")
         );
+    }
+
+    #[test]
+    fn what_a_loss_cannot_do_is_refused_with_the_reason() {
+        let says = |set: &dyn Fn(&mut Learning)| {
+            let mut config = Config::default();
+            set(&mut config.learning);
+            config.validate().map_err(|e| e.to_string())
+        };
+        let k1 = says(&|l| l.kl_estimator = "k1".to_owned()).unwrap_err();
+        assert!(k1.contains("zero on average") && k1.contains("k3"), "{k1}");
+        for (set, word) in [
+            ((|l| l.kl = -0.1) as fn(&mut Learning), "learning.kl"),
+            (|l| l.entropy = f64::INFINITY, "learning.entropy"),
+            (|l| l.minibatches = 0, "learning.minibatches"),
+            (|l| l.minibatches = 17, "learning.batch"),
+            (|l| l.proximal = "stale".to_owned(), "interpolated"),
+            (|l| l.kl_estimator = "k4".to_owned(), "k2, k3"),
+        ] {
+            let error = says(&set).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+        says(&|l| (l.minibatches, l.kl, l.entropy) = (4, 0.1, 0.01)).unwrap();
     }
 
     #[test]

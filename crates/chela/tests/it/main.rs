@@ -5,5 +5,6 @@ mod judge;
 mod recorded;
 mod script;
 mod server;
+mod steps;
 mod tidy;
 mod whole;
