@@ -165,6 +165,11 @@ impl FinishReason {
             Self::Failed => "failed",
         }
     }
+
+    /// The reverse.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|r| r.as_str() == text)
+    }
 }
 
 /// What a sampling stream yields: `Started` once, then tokens, then `Finished` once, then nothing.

@@ -176,6 +176,8 @@ pub struct ExportRow {
     pub reward: Option<f32>,
     /// The verdicts' hints.
     pub hints: Vec<String>,
+    /// At which the log-probs hold: the last turn's, or 1 when that was below 0.1 or the logits were shaped.
+    pub temperature: f32,
     /// Why the last turn's reply was over.
     pub finish: FinishReason,
 }

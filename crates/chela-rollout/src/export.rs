@@ -67,6 +67,7 @@ fn row(line: &[&TurnStory], credit: &HashMap<TurnId, f32>) -> ExportRow {
             .flat_map(|s| &s.verdicts)
             .flat_map(|(_, v, _)| v.hints.clone())
             .collect(),
+        temperature: last.temperature,
         finish: last.finish,
     };
     // What was cut off by the client or by a fault is nothing to learn from.

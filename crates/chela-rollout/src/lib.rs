@@ -10,6 +10,7 @@ pub mod export;
 pub mod judges;
 mod judging;
 pub mod labelled;
+pub mod offline;
 mod recorder;
 mod rollout;
 pub mod samples;

@@ -106,7 +106,11 @@ impl Row {
                 );
             }
         }
-        if let Some(id) = self.input_ids.iter().find(|id| **id as usize >= fits.vocabulary) {
+        if let Some(id) = self
+            .input_ids
+            .iter()
+            .find(|id| **id as usize >= fits.vocabulary)
+        {
             return Err(format!(
                 "input_ids holds {id}; the model has {} ids",
                 fits.vocabulary
@@ -121,11 +125,16 @@ impl Row {
         if self.rewards.is_some_and(|r| !r.is_finite()) {
             return Err("rewards must be finite".to_owned());
         }
-        if self.temperature.is_some_and(|t| !(t.is_finite() && t > 0.0)) {
+        if self
+            .temperature
+            .is_some_and(|t| !(t.is_finite() && t > 0.0))
+        {
             return Err("temperature must be above 0".to_owned());
         }
         match self.start() {
-            Some(0) => Err("the first token is a sampled one; a prompt has at least one token".to_owned()),
+            Some(0) => {
+                Err("the first token is a sampled one; a prompt has at least one token".to_owned())
+            }
             None => Err("loss_mask has no 1: nothing was sampled".to_owned()),
             Some(_) => Ok(()),
         }
@@ -150,7 +159,12 @@ impl Row {
         }
         hash.update(self.rewards.unwrap_or(0.0).to_le_bytes());
         hash.update(&self.loss_mask);
-        let name: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+        let name: String = hash
+            .finalize()
+            .iter()
+            .take(16)
+            .map(|b| format!("{b:02x}"))
+            .collect();
         SessionId::new(format!("offline-{name}")).map_err(|e| StoreError::Damaged(e.to_string()))
     }
 }
@@ -187,7 +201,12 @@ pub async fn take(
             continue;
         }
         store
-            .append(events(store, (profile, session, version), (row, reward), now)?)
+            .append(events(
+                store,
+                (profile, session, version),
+                (row, reward),
+                now,
+            )?)
             .await?;
         taken.new += 1;
     }
@@ -266,4 +285,108 @@ fn events(
             why: "offline".to_owned(),
         },
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chela_core::testing::MemoryStore;
+    use futures_executor::block_on;
+    use serde_json::{Value, json};
+
+    const FITS: Fits<'static> = Fits {
+        vocabulary: 50,
+        context_length: 8,
+        tokenizer_hash: "t",
+    };
+
+    fn row() -> Value {
+        json!({
+            "interaction_id": "turn_0000000000000007", "input_ids": [1, 2, 3, 4, 5], "loss_mask": [0, 0, 1, 0, 1],
+            "logprobs": [0.0, 0.0, -0.5, -1.5, -0.25], "versions": [-1, -1, 3, 3, 3], "rewards": 1.5, "hints": [], "temperature": 0.7,
+            "finish": "end", "tokenizer_hash": "t",
+        })
+    }
+
+    fn with(field: &str, value: Value) -> Value {
+        let mut row = row();
+        row[field] = value;
+        row
+    }
+
+    #[test]
+    fn rows_and_whole_answers_are_read() {
+        let mut bare = row();
+        bare.as_object_mut().unwrap().remove("tokenizer_hash");
+        let answer = json!({"session_id": "s", "tokenizer_hash": "t", "rows": [bare, bare]});
+        let text = format!("{}\n\n{answer}\n", row());
+        let rows = read(&text, &FITS).unwrap();
+        assert_eq!(rows.len(), 3);
+        assert_eq!(rows[0], rows[2]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_line_and_field() {
+        for (field, value, says) in [
+            ("tokenizer_hash", json!("other"), "another model"),
+            ("tokenizer_hash", Value::Null, "tokenizer_hash is missing"),
+            ("input_ids", json!([1, 2, 3, 4, 50]), "50 ids"),
+            ("input_ids", json!([1, 2, 3, 4]), "loss_mask has 5"),
+            ("loss_mask", json!([0, 0, 0, 0, 0]), "nothing was sampled"),
+            ("loss_mask", json!([0, 0, 2, 0, 1]), "0 and 1"),
+            ("versions", json!([3, 3, 3, 3, 3]), "at least one token"),
+            ("logprobs", json!([0.0, 0.0, 0.5, 0.0, 0.0]), "logprobs"),
+            ("rewards", json!(1e60), "rewards"),
+            ("temperature", json!(0.0), "temperature"),
+            ("logprobs", json!("x"), "invalid type"),
+        ] {
+            let text = format!("{}\n{}", row(), with(field, value));
+            let error = read(&text, &FITS).unwrap_err();
+            assert!(
+                error.starts_with("line 2") && error.contains(says),
+                "{field}: {error}"
+            );
+        }
+        let short = Fits {
+            context_length: 4,
+            ..FITS
+        };
+        assert!(
+            read(&row().to_string(), &short)
+                .unwrap_err()
+                .contains("5 tokens")
+        );
+        assert!(read("{", &FITS).unwrap_err().contains("line 1"));
+    }
+
+    #[test]
+    fn each_row_becomes_one_sample_however_often_it_is_read() {
+        let store = MemoryStore::default();
+        let profile = Profile::default();
+        let served = PolicyVersion {
+            profile: profile.clone(),
+            number: 2,
+        };
+        let unscored = with("rewards", Value::Null);
+        let text = format!("{}\n{unscored}\n{}", row(), with("rewards", json!(-1.0)));
+        let rows = read(&text, &FITS).unwrap();
+        let take = || block_on(super::take(&store, &profile, &served, &rows, 1_000)).unwrap();
+        let first = take();
+        assert_eq!((first.new, first.known, first.without_reward), (2, 0, 1));
+        let again = take();
+        assert_eq!((again.new, again.known), (0, 2));
+        let pending = store.pending(&profile).unwrap();
+        assert_eq!(pending.len(), 2);
+        assert!(pending.iter().all(|p| p.explicit && p.version == served));
+        let leased = block_on(store.lease(vec![pending[0].id])).unwrap();
+        let turn = &leased[0].turn;
+        assert_eq!(
+            (turn.prompt.as_slice(), turn.temperature),
+            (&[1u32, 2][..], 0.7)
+        );
+        assert_eq!(turn.reply.tokens(), [3, 4, 5]);
+        assert_eq!(turn.reply.forced(), [false, true, false]);
+        assert_eq!(turn.reply.behavior_logprobs(), [-0.5, -1.5, -0.25]);
+        assert_eq!(leased[0].sample.reward, Some(1.5));
+    }
 }

@@ -386,7 +386,7 @@ pub(crate) fn read_bools(what: &dyn Display, blob: &[u8]) -> Result<Vec<bool>, F
 }
 
 pub(crate) fn read_finish(what: &dyn Display, text: &str) -> Result<FinishReason, Fail> {
-    let found = FinishReason::ALL.into_iter().find(|f| f.as_str() == text);
+    let found = FinishReason::parse(text);
     found.ok_or_else(|| damaged(what, format!("finish reason {text:?}")))
 }
 

@@ -55,7 +55,7 @@ pub enum Command {
         #[command(subcommand)]
         which: ExperimentCommand,
     },
-    /// Teach a task whose answers can be checked, by reinforcement learning.
+    /// Teach a task whose answers can be checked, by reinforcement learning, or learn from exported turns.
     Train(TrainArgs),
     /// Measure this machine and model: prefill, decode, training, publish.
     Bench(BenchArgs),
@@ -209,9 +209,17 @@ pub enum ExperimentCommand {
 /// `chela train`
 #[derive(Clone, Debug, Args)]
 pub struct TrainArgs {
-    /// arithmetic, countdown, word-problems, or a task's file (docs/learning.md).
-    #[arg(long, value_name = "TASK")]
-    pub task: String,
+    /// arithmetic, countdown, word-problems, or a task's file (docs/experiments.md).
+    #[arg(
+        long,
+        value_name = "TASK",
+        required_unless_present = "from",
+        conflicts_with = "from"
+    )]
+    pub task: Option<String>,
+    /// Learn from turns that were recorded elsewhere: JSON lines as `chela session export` writes them. Options of tasks do not apply.
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
     /// Optimizer steps to make.
     #[arg(long, default_value_t = 20)]
     pub steps: u64,

@@ -285,7 +285,13 @@ fn export(server: &Server, fields: &Fields) -> Result<Value, Problem> {
         .app
         .control
         .export(&session_of(id)?, discount, style)?;
-    Ok(json!({"session_id": id, "rows": rows.iter().map(export_json).collect::<Vec<_>>()}))
+    let info = server.app.engine.info();
+    Ok(json!({
+        "session_id": id,
+        "model": info.model,
+        "tokenizer_hash": info.tokenizer_hash,
+        "rows": rows.iter().map(export_json).collect::<Vec<_>>(),
+    }))
 }
 
 fn finite(fields: &Fields, name: &str) -> Result<Option<f32>, Problem> {

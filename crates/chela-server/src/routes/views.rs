@@ -18,6 +18,7 @@ pub(super) fn export_json(row: &ExportRow) -> Value {
         "versions": row.versions,
         "rewards": row.reward,
         "hints": row.hints,
+        "temperature": row.temperature,
         "finish": row.finish.as_str(),
     })
 }

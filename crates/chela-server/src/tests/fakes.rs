@@ -255,6 +255,7 @@ impl ControlPlane for FakeControl {
             versions: vec![-1, 3],
             reward: Some(1.0),
             hints: vec![],
+            temperature: 0.5,
             finish: FinishReason::End,
         }])
     }

@@ -1,5 +1,7 @@
 //! `chela train`: a task with rewards that can be verified, against the running server, or against one of its own on the same folder.
 
+mod offline;
+
 use super::{demo::served, remote::Remote};
 use crate::{
     cli::TrainArgs,
@@ -29,10 +31,14 @@ use std::{
 
 /// Runs it.
 pub fn run(mut config: Config, data_dir: &Path, args: &TrainArgs, output: &Output) -> Result<()> {
+    if let Some(file) = &args.from {
+        return offline::run(config, data_dir, file, output);
+    }
     if args.steps == 0 || args.samples < 2 || args.samples > 1024 || args.lanes == 0 {
         bail!("--steps and --lanes must be at least 1, --samples from 2 to 1024");
     }
-    let task = Task::open(&args.task)?;
+    let named = args.task.as_deref().unwrap_or_default();
+    let task = Task::open(named)?;
     let mut writer = output.table();
     let table = Table::new(&mut *writer);
     match DataFolder::open(data_dir) {
@@ -148,7 +154,7 @@ fn setting(
         held_out: task.held_out.len(),
         live: task.held_out.len(),
         checked: task.held_out.len(),
-        problems: args.task.clone(),
+        problems: args.task.clone().unwrap_or_default(),
     }
 }
 
