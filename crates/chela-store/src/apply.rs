@@ -346,8 +346,9 @@ impl Change<'_> {
             .prepare_cached(sql)?
             .query_row([], |row| row.get(0))?;
         let sql = "INSERT INTO samples (id, turn, verdict, state, reward, explicit, created, reply_hash, reply_len, hint,
-               teacher_logprobs, student_logprobs, profile, group_id, group_size)
-             VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
+               teacher_logprobs, student_logprobs, profile, group_id, group_size, version, session)
+             VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15,
+               (SELECT sid FROM turns WHERE id = ?2))";
         self.conn.prepare_cached(sql)?.execute(params![
             id,
             key(turn.id.0),
@@ -363,6 +364,7 @@ impl Change<'_> {
             turn.profile.as_str(),
             sample.group.as_ref().map(Group::id),
             sample.group.as_ref().map(|g| g.size() as i64),
+            key(turn.version.number),
         ])?;
         Ok(())
     }

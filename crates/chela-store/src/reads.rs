@@ -354,9 +354,9 @@ impl Read<'_> {
 
     pub fn pending(&self, profile: &Profile) -> Result<Vec<PendingSample>, Fail> {
         let sql =
-            "SELECT x.id, x.turn, s.id, t.version, x.explicit, x.reply_hash, x.reply_len, x.created,
+            "SELECT x.id, x.turn, s.id, x.version, x.explicit, x.reply_hash, x.reply_len, x.created,
                x.reward, x.group_id, x.group_size
-             FROM samples x INDEXED BY samples_pending JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
+             FROM samples x INDEXED BY samples_pending JOIN sessions s ON s.sid = x.session
              WHERE x.state = 'pending' AND x.profile = ?1 ORDER BY x.id";
         let mut statement = self.conn.prepare_cached(sql)?;
         let rows = statement.query_map([profile.as_str()], |row| {

@@ -10,7 +10,7 @@ const ROWS: &str = r#"
 INSERT INTO sessions (sid, profile, id, opened, last_active, turns) VALUES (1, 'p', 's', 10, 20, 2), (2, 'q', 't', 10, 20, 1);
 INSERT INTO turns (id, sid, parent, kind, reason, version, temperature, finish, created, completed, prompt_shared,
     messages_shared, digest, prompt, reply, behavior_logprobs, logprobs_t1, kept_mass, forced, messages, tools, answer)
-  VALUES (1, 1, NULL, 'main', 'r', 0, 1.0, 'end', 10, 11, 0, 0, 0, x'01000000', x'0200000003000000', x'0000000000000000',
+  VALUES (1, 1, NULL, 'main', 'r', 3, 1.0, 'end', 10, 11, 0, 0, 0, x'01000000', x'0200000003000000', x'0000000000000000',
       x'0000000000000000', x'0000803f0000803f', x'0000', '[{"role":"user","content":"hello"}]', '[]',
       '{"role":"assistant","content":"hi"}'),
     (2, 1, NULL, 'main', 'r', 1, 1.0, 'end', 12, 13, 0, 0, 0, x'01000000', x'02000000', x'00000000',
@@ -68,8 +68,17 @@ fn a_store_of_schema_1_is_opened_and_has_lost_nothing() {
     assert_eq!((last(&p), last(&q), last(&profile("r"))), (6, 2, 0));
 
     // What the migration adds to turns and samples.
-    let pending: Vec<SampleId> = store.pending(&p).unwrap().iter().map(|s| s.id).collect();
-    assert_eq!(pending, vec![SampleId(2)]);
+    let pending = store.pending(&p).unwrap();
+    let of = |s: &PendingSample| {
+        (
+            s.id.0,
+            s.version.number,
+            s.session.to_string(),
+            s.group.clone(),
+        )
+    };
+    let all: Vec<_> = pending.iter().map(of).collect();
+    assert_eq!(all, [(2, 3, "s".to_owned(), None)]);
     assert_eq!(store.pending(&q).unwrap(), vec![]);
     assert_eq!(store.profiles_to_train().unwrap(), vec![p.clone()]);
     let live = store.live_turns(&p, 9).unwrap();

@@ -387,3 +387,33 @@ fn ppo_is_refused_without_a_value_head() {
     let error = prepare(&some(), &config(), how, &mut *learner).unwrap_err();
     assert!(error.to_string().contains("value head"), "{error}");
 }
+
+/// `cargo test --release -p chela-train -- --ignored --nocapture measured`
+#[test]
+#[ignore = "prints what choosing from a long queue and building its batch takes"]
+fn measured_a_long_queue() {
+    let queue: Vec<_> = (0..10_000)
+        .map(|i| PendingSample {
+            session: SessionId::new(format!("s{}", i % 1000)).unwrap(),
+            group: (i % 2 == 1).then(|| Group::new(format!("task {}", i / 16), 8).unwrap()),
+            reply_hash: i,
+            ..pending(i, "-", 0)
+        })
+        .collect();
+    let config = TrainConfig::new("/nowhere".into(), vec![1, 2]);
+    let batch: Vec<_> = (0..64u64)
+        .map(|i| leased(i, &format!("task {}", i / 8), (i % 3) as f32, 150))
+        .collect();
+    let learners = FakeLearners::new();
+    let mut learner = learner(&learners);
+    for _ in 0..5 {
+        let begun = std::time::Instant::now();
+        let selection = pick(&queue, 0, &config, 2000);
+        let chosen = begun.elapsed();
+        assert_eq!(selection.batch.len(), 16, "the older batch is of sessions");
+        let how = (Algorithm::Grpo, None);
+        let prepared = prepare(&batch, &config, how, &mut *learner).unwrap();
+        assert_eq!(prepared.samples.len(), 64);
+        println!("select {chosen:?}, with prepare {:?}", begun.elapsed());
+    }
+}

@@ -194,3 +194,47 @@ fn large_stores_stay_quick() {
     });
     assert_eq!(proof.found, Vec::<String>::new());
 }
+
+/// 10,000 judged turns of one profile wait, every second in a group of 8; a batch of 8 groups is leased and given back.
+#[test]
+#[ignore = "writes 10,000 turns; prints what reading a long queue takes"]
+fn measured_a_long_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let mut last: Vec<Option<Turn>> = vec![None; 100];
+    for i in 0..100 {
+        let mut answers = Vec::new();
+        for (number, last) in last.iter_mut().enumerate() {
+            let mut turn = a_turn(
+                &store,
+                1_000 * number,
+                i,
+                last.as_ref().filter(|_| i % 10 > 0),
+            );
+            turn.session = session(&format!("s{number}-{}", i / 10));
+            let mut events = events(&store, &turn, i);
+            if number % 2 == 1
+                && let Some(Event::Sample(sample)) = events.last_mut()
+            {
+                let group = Group::new(format!("task {}", (i * 50 + number / 2) / 8), 8);
+                sample.group = Some(group.unwrap());
+            }
+            answers.push(store.append(events));
+            *last = Some(turn);
+        }
+        answers.into_iter().for_each(|a| block_on(a).unwrap());
+    }
+    for _ in 0..5 {
+        let (pending, _) = timed("pending, 10,000 samples", || {
+            store.pending(&owner(0)).unwrap()
+        });
+        assert_eq!(pending.len(), 10_000);
+        let grouped = pending.iter().filter(|s| s.group.is_some()).take(64);
+        let batch: Vec<SampleId> = grouped.map(|s| s.id).collect();
+        let (leased, _) = timed("leasing 64 of them", || {
+            block_on(store.lease(batch.clone())).unwrap()
+        });
+        assert_eq!(leased.len(), 64);
+        block_on(store.release(batch)).unwrap();
+    }
+}

@@ -1,5 +1,5 @@
-//! The binary with a real, tiny model and `learning.weights = "full"`: feedback becomes a version, which is served, survives a restart
-//! and is taken out as a model.
+//! The binary with a real, tiny model and `learning.weights = "full"`: feedback, on a reply or on groups of them, becomes a version, which
+//! is served, survives a restart and is taken out as a model.
 
 use crate::server::wait_for;
 use serde_json::{Value, json};
@@ -37,6 +37,7 @@ fn chela(home: &Path, args: &[&str]) -> Command {
         "learning.baseline=false",
         "learning.batch=1",
         "learning.min_batch=1",
+        "learning.groups=2",
         "learning.gate=false",
         // The tiny model knows no end.
         "learning.truncated=judged",
@@ -156,4 +157,32 @@ fn all_weights_learn_from_feedback_are_served_and_survive_a_restart() {
     // Back to the base model and its words.
     server.post("/v1/policy/rollback", &json!({ "version": 0 }));
     assert_eq!(server.ask(0).1, before);
+}
+
+#[test]
+fn groups_of_replies_to_one_prompt_become_a_version() {
+    let home = tempfile::tempdir().unwrap();
+    let spec = chela_model::testing::TinySpec::default();
+    chela_model::testing::write_tiny_llama(&home.path().join("model"), 1, &spec).unwrap();
+    let server = Running::start(home.path());
+    let status =
+        |server: &Running| -> Value { serde_json::from_str(&server.get("/v1/status").1).unwrap() };
+    let rules = json!({"algorithm": "grpo", "groups": 2, "max_staleness": 2, "reply_limit": null});
+    assert_eq!(status(&server)["groups"], rules);
+    let (_, before) = server.ask(0);
+    // The same request again and again: each reply but the last counts as retried, and trains all the same.
+    for (group, score) in [("a", 1), ("b", 0), ("a", 0), ("b", 3)] {
+        let (completion, _) = server.ask(1);
+        server.post(
+            "/v1/feedback",
+            &json!({ "completion_id": completion, "score": score, "group": { "id": group, "size": 2 } }),
+        );
+    }
+    wait_for("the first version", || (server.served() == 1).then_some(()));
+    assert_ne!(before, server.ask(0).1);
+    let status = status(&server);
+    let version = &status["profiles"][0]["versions"][0];
+    assert_eq!(version["metrics"]["groups"], 2.0, "{version}");
+    assert_eq!(version["metrics"]["samples"], 4.0, "{version}");
+    assert_eq!(status["samples"]["consumed"], 4, "{status}");
 }
