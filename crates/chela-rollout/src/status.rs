@@ -1,10 +1,14 @@
 //! How things stand, and why turns make no samples although learning is on.
 
-use crate::{control::may_see, rollout::Rollout, session::live::locked};
-use chela_core::{
-    Caller, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind, VersionState,
+use crate::{
+    control::may_see,
+    rollout::{Rollout, Tally},
+    session::live::locked,
 };
-use std::sync::atomic::Ordering;
+use chela_core::{
+    Caller, JudgeView, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind, VersionState,
+};
+use std::{collections::BTreeMap, sync::atomic::Ordering};
 
 /// Reasons named in one notice.
 const REASONS: usize = 4;
@@ -24,10 +28,10 @@ impl Rollout {
             .map(|p| self.policy_view(p))
             .collect::<Result<_, _>>()?;
         let info = self.engine.info();
-        let failures = locked(&self.failures).clone();
-        let failing: Vec<(String, String)> = failures
+        let tallies = locked(&self.tallies).clone();
+        let failing: Vec<(String, String)> = tallies
             .iter()
-            .filter_map(|(judge, f)| Some((judge.clone(), f.last.clone()?)))
+            .filter_map(|(judge, t)| Some((judge.clone(), t.failing.clone()?)))
             .collect();
         let health = self.store.health().err();
         Ok(StatusView {
@@ -41,12 +45,33 @@ impl Rollout {
             },
             counts,
             judging: self.judging.load(Ordering::Relaxed),
-            judge_errors: failures
-                .into_iter()
-                .map(|(judge, f)| (judge, f.count))
+            judge_errors: tallies
+                .iter()
+                .filter(|(_, t)| t.failures > 0)
+                .map(|(judge, t)| (judge.clone(), t.failures))
                 .collect(),
+            judges: self.judge_views(&tallies),
             profiles,
         })
+    }
+}
+
+impl Rollout {
+    fn judge_views(&self, tallies: &BTreeMap<String, Tally>) -> Vec<JudgeView> {
+        let mut canaries = self.canaries.figures();
+        let each = self.judges.iter().map(|judge| {
+            let name = judge.name();
+            let tally = tallies.get(name).cloned().unwrap_or_default();
+            JudgeView {
+                judge: name.to_owned(),
+                verdicts: tally.verdicts,
+                valid_votes: tally.valid_votes,
+                void_votes: tally.void_votes,
+                hinted: tally.hinted,
+                canaries: canaries.remove(name).unwrap_or_default(),
+            }
+        });
+        each.collect()
     }
 }
 

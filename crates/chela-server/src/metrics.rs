@@ -7,7 +7,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use std::{fmt, time::Duration};
+use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
 /// The type of what is written.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -36,6 +36,12 @@ struct Kind {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Named {
     name: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    judge: String,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -221,5 +227,64 @@ fn of_status(status: &StatusView) -> Registry {
         }
         registry.register(name, help, family);
     }
+    of_judges(&mut registry, status);
     registry
+}
+
+/// What each judge did since the start, and its error on canaries where enough is known.
+fn of_judges(registry: &mut Registry, status: &StatusView) {
+    let verdicts = Family::<Named, Gauge>::default();
+    let hinted = Family::<Named, Gauge>::default();
+    let votes = Family::<Outcome, Gauge>::default();
+    let canaries = Family::<Outcome, Gauge>::default();
+    let errors = Family::<Named, Gauge<f64, AtomicU64>>::default();
+    for view in &status.judges {
+        let name = || Named {
+            name: view.judge.clone(),
+        };
+        let set = |family: &Family<Outcome, Gauge>, outcome, n: u64| {
+            let judge = view.judge.clone();
+            family
+                .get_or_create(&Outcome { judge, outcome })
+                .set(n as i64);
+        };
+        verdicts.get_or_create(&name()).set(view.verdicts as i64);
+        hinted.get_or_create(&name()).set(view.hinted as i64);
+        set(&votes, "valid", view.valid_votes);
+        set(&votes, "void", view.void_votes);
+        let c = &view.canaries;
+        set(&canaries, "right", c.verdicts.saturating_sub(c.wrong));
+        set(&canaries, "wrong", c.wrong);
+        set(&canaries, "abstained", c.abstained);
+        set(&canaries, "failed", c.failed);
+        if let Some(error) = c.error {
+            errors.get_or_create(&name()).set(error);
+        }
+    }
+    let r = registry;
+    r.register(
+        "judge_verdicts",
+        "Verdicts since the start, by judge",
+        verdicts,
+    );
+    r.register(
+        "judge_hinted",
+        "Verdicts with a hint since the start, by judge",
+        hinted,
+    );
+    r.register(
+        "judge_votes",
+        "Votes since the start, by judge and whether they could be read",
+        votes,
+    );
+    r.register(
+        "judge_canaries",
+        "Turns with a known verdict put before a judge: right and wrong of the last, abstained and failed since the start",
+        canaries,
+    );
+    r.register(
+        "judge_error",
+        "Part of a judge's last verdicts on canaries that was wrong; absent while there are too few",
+        errors,
+    );
 }

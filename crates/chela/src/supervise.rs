@@ -15,7 +15,7 @@ use chela_core::{
 };
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelFiles, ModelSource, Progress, resolve};
-use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients};
+use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients, labelled};
 use chela_server::{App, ServerConfig};
 use chela_store::Store;
 use chela_train::{GateConfig, TrainConfig, Trainer, WatchConfig, restore::restore};
@@ -317,6 +317,9 @@ fn rollout_config(config: &Config, data: &Path) -> Result<RolloutConfig> {
         frozen: frozen(config)?,
         session_idle: Duration::from_secs(learning.session_idle * 60),
         keep_neutral: learning.baseline,
+        canaries: labelled::read(labelled::BUILT_IN).context("the built-in labelled turns")?,
+        canary_rate: config.judge.canary_rate,
+        max_judge_error: config.judge.max_judge_error,
         // A judge's votes run side by side, then its votes on hints; and what stands around them.
         judge_timeout: Duration::from_secs(config.judge.timeout.saturating_mul(3)),
         ..RolloutConfig::new(data)

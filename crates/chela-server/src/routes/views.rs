@@ -1,10 +1,10 @@
 //! Answers of the control routes, as JSON.
 
 use chela_core::{
-    Answers, ExportRow, FinishReason, ForgetProof, Forgetting, GateCheck, GateReport, Lesson,
-    Message, PolicyDiff, PolicyView, Receipt, SampleState, Score, SessionRecord, StatusView,
-    TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionOrigin, VersionRecord, VersionState,
-    Vote, VoteKind,
+    Answers, ExportRow, FinishReason, ForgetProof, Forgetting, GateCheck, GateReport, JudgeView,
+    Lesson, Message, PolicyDiff, PolicyView, Receipt, SampleState, Score, SessionRecord,
+    StatusView, TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionOrigin, VersionRecord,
+    VersionState, Vote, VoteKind,
 };
 use serde_json::{Map, Value, json};
 
@@ -269,6 +269,24 @@ pub(super) fn policy_json(view: &PolicyView) -> Value {
     })
 }
 
+fn judge_json(view: &JudgeView) -> Value {
+    let canaries = &view.canaries;
+    json!({
+        "judge": view.judge,
+        "verdicts": view.verdicts,
+        "votes": {"valid": view.valid_votes, "void": view.void_votes},
+        "hinted": view.hinted,
+        "canaries": {
+            "verdicts": canaries.verdicts,
+            "wrong": canaries.wrong,
+            "abstained": canaries.abstained,
+            "failed": canaries.failed,
+            "error": canaries.error,
+            "examples": canaries.examples,
+        },
+    })
+}
+
 pub(super) fn status_json(status: &StatusView) -> Value {
     let counts = &status.counts;
     let turns: Vec<Value> = counts
@@ -296,6 +314,7 @@ pub(super) fn status_json(status: &StatusView) -> Value {
         "disk_bytes": counts.bytes,
         "judging": status.judging,
         "judge_errors": map(&status.judge_errors),
+        "judges": status.judges.iter().map(judge_json).collect::<Vec<_>>(),
         "profiles": status.profiles.iter().map(policy_json).collect::<Vec<_>>(),
     })
 }

@@ -279,6 +279,13 @@ async fn the_status() {
     );
     assert_eq!(status["samples"], json!({"pending": 1}));
     assert_eq!(status["notices"], json!(["no judge"]));
+    let judge = &status["judges"][0];
+    assert_eq!(judge["votes"], json!({"valid": 7, "void": 3}));
+    assert_eq!(judge["canaries"]["error"], json!(0.25));
+    assert_eq!(
+        judge["canaries"]["examples"][0],
+        "t001 (\"thanks\" said bad, is good)"
+    );
     assert_eq!(status["profiles"][0]["versions"][0]["version"], 2);
 }
 

@@ -222,6 +222,11 @@ async fn metrics_count_requests_tokens_and_kinds_with_reasons() {
         &format!("chela_prompt_tokens_total {prompt}"),
         "chela_time_to_first_token_seconds_count 1",
         "chela_turns{kind=\"side\",reason=\"title\"} 2",
+        "chela_judge_error{name=\"self\"} 0.25",
+        "chela_judge_canaries{judge=\"self\",outcome=\"right\"} 15",
+        "chela_judge_canaries{judge=\"self\",outcome=\"abstained\"} 2",
+        "chela_judge_votes{judge=\"self\",outcome=\"void\"} 3",
+        "chela_judge_hinted{name=\"self\"} 2",
         "chela_memory_bytes{part=\"base\"} 5000",
         "chela_memory_bytes{part=\"cache\"} 300",
     ] {

@@ -415,6 +415,21 @@ impl ControlPlane for FakeControl {
             },
             judging: 0,
             judge_errors: vec![],
+            judges: vec![chela_core::JudgeView {
+                judge: "self".to_owned(),
+                verdicts: 9,
+                valid_votes: 7,
+                void_votes: 3,
+                hinted: 2,
+                canaries: chela_core::CanaryFigures {
+                    verdicts: 20,
+                    wrong: 5,
+                    abstained: 2,
+                    failed: 1,
+                    error: Some(0.25),
+                    examples: vec!["t001 (\"thanks\" said bad, is good)".to_owned()],
+                },
+            }],
             profiles: vec![view(&Profile::default())],
         })
     }

@@ -280,6 +280,10 @@ pub struct Judge {
     pub openai_model: String,
     /// Name of the environment variable that holds its key.
     pub openai_key_variable: String,
+    /// Part of the judged turns beside which a turn with a known verdict is put before every judge; 0 = none.
+    pub canary_rate: f64,
+    /// Part of a judge's last verdicts on these that may be wrong before learning stops.
+    pub max_judge_error: f64,
 }
 
 impl Default for Judge {
@@ -295,6 +299,8 @@ impl Default for Judge {
             openai_url: String::new(),
             openai_model: String::new(),
             openai_key_variable: "OPENAI_API_KEY".to_owned(),
+            canary_rate: 0.05,
+            max_judge_error: 0.3,
         }
     }
 }
@@ -417,6 +423,14 @@ impl Config {
         if !(0.0..=0.5).contains(&l.held_out) {
             bail!("learning.held_out = {} must be from 0 to 0.5", l.held_out);
         }
+        for (key, value) in [
+            ("judge.canary_rate", self.judge.canary_rate),
+            ("judge.max_judge_error", self.judge.max_judge_error),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                bail!("{key} = {value} must be from 0 to 1");
+            }
+        }
         for name in &l.frozen {
             if let Err(error) = chela_core::Profile::new(name) {
                 bail!("learning.frozen: {error}");
@@ -482,6 +496,14 @@ mod tests {
                 .to_string()
                 .contains("combined")
         );
+        let mut config = Config::default();
+        config.judge.canary_rate = f64::NAN;
+        let says = config.validate().unwrap_err().to_string();
+        assert!(says.contains("judge.canary_rate = NaN"), "{says}");
+        let mut config = Config::default();
+        config.judge.max_judge_error = 30.0;
+        let says = config.validate().unwrap_err().to_string();
+        assert!(says.contains("judge.max_judge_error = 30"), "{says}");
         let mut config = Config::default();
         config.judge.kinds = vec![JudgeKind::Openai];
         assert!(
