@@ -15,6 +15,9 @@ use std::{
 /// pointer and the registry say the same.
 pub type Steering = Arc<Mutex<()>>;
 
+/// The folder of the steps' figures, below the data folder: `<profile>.jsonl` and `<profile>/` in it.
+pub const METRICS: &str = "metrics";
+
 /// The parent chain of one version: number → steps since the base.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chain {

@@ -7,6 +7,7 @@ pub mod batch;
 pub mod config;
 pub mod gate;
 pub mod make;
+mod metrics;
 pub mod publish;
 pub mod recipe;
 pub mod replay;

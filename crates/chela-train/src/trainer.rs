@@ -5,6 +5,7 @@ use crate::{
     config::TrainConfig,
     gate::Remembered,
     make::{Made, Parent, Plan, make},
+    metrics::MetricsFiles,
     publish::{BY_ITSELF, Outcome, Publisher, checkpoint_name},
     recipe::Recipe,
     replay,
@@ -113,6 +114,11 @@ impl Trainer {
     /// Runs until `stop` is set: a step already begun is finished first, a look at a candidate is left off.
     pub fn run(&mut self, stop: &Arc<AtomicBool>) {
         self.stop = stop.clone();
+        match self.store.profiles() {
+            // What was made and not yet written when the program ended.
+            Ok(profiles) => profiles.iter().for_each(|p| self.write_metrics(p)),
+            Err(error) => tracing::error!(%error, "reading whose figures are to be written"),
+        }
         let mut pause = Duration::from_millis(50);
         while !stop.load(Ordering::Relaxed) {
             match self.tick(stop) {
@@ -147,7 +153,11 @@ impl Trainer {
                 continue;
             }
             match self.advance(&profile) {
-                Ok(progress) => worked |= progress != Progress::Idle,
+                Ok(Progress::Idle) => {}
+                Ok(_) => {
+                    worked = true;
+                    self.write_metrics(&profile);
+                }
                 Err(TrainError::Stopping) => return Err(TrainError::Stopping),
                 // One profile's trouble keeps no other from learning.
                 Err(error) => {
@@ -215,6 +225,17 @@ impl Trainer {
                 block_on(self.store.release(selection.batch))?;
                 Err(error)
             }
+        }
+    }
+
+    /// Figures in files are for people: learning does not stop where they cannot be written.
+    fn write_metrics(&self, profile: &Profile) {
+        if !self.config.metrics {
+            return;
+        }
+        let files = MetricsFiles::below(&self.config.data_dir);
+        if let Err(error) = files.follow(&*self.store, profile) {
+            tracing::error!(%profile, %error, "the figures of the last steps are not written");
         }
     }
 
@@ -611,7 +632,7 @@ enum Step {
     Nothing(Progress),
 }
 
-fn remove_folder(dir: &std::path::Path) -> Result<(), TrainError> {
+pub(crate) fn remove_folder(dir: &std::path::Path) -> Result<(), TrainError> {
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TrainError::Io {
             what: "cannot delete",

@@ -382,6 +382,7 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
             ..WatchConfig::default()
         },
         frozen: frozen(config)?,
+        metrics: learning.metrics,
         ..defaults
     })
 }

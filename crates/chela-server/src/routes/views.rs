@@ -4,7 +4,7 @@ use chela_core::{
     Answers, ExportRow, FinishReason, ForgetProof, Forgetting, GateCheck, GateReport, JudgeView,
     Lesson, Message, PolicyDiff, PolicyView, Receipt, SampleState, Score, SessionRecord,
     StatusView, TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionOrigin, VersionRecord,
-    VersionState, Vote, VoteKind,
+    Vote, VoteKind,
 };
 use serde_json::{Map, Value, json};
 
@@ -159,14 +159,7 @@ fn origin_json(origin: &VersionOrigin) -> Value {
 }
 
 pub(super) fn version_json(record: &VersionRecord) -> Value {
-    let (state, why) = match &record.state {
-        VersionState::Candidate => ("candidate", None),
-        VersionState::Served => ("served", None),
-        VersionState::Superseded => ("superseded", None),
-        VersionState::Rejected(why) => ("rejected", Some(why)),
-        VersionState::RolledBack(why) => ("rolled_back", Some(why)),
-        VersionState::Forgotten(why) => ("forgotten", Some(why)),
-    };
+    let (state, why) = record.state.words();
     let metrics: Map<String, Value> = record
         .metrics
         .iter()

@@ -157,7 +157,12 @@ pub fn version_two() -> VersionRecord {
             learner_canary: vec![-1.0],
         }),
         samples: vec![SampleId(5)],
-        metrics: vec![("loss".to_owned(), 0.5)],
+        metrics: vec![
+            ("loss".to_owned(), 0.5),
+            ("kl to base".to_owned(), f64::NAN),
+            ("ratio.p5".to_owned(), 0.25),
+            ("steps_old_8_and_more".to_owned(), 3.0),
+        ],
         gate: Some(GateReport {
             checks: vec![GateCheck {
                 name: "accepted".to_owned(),
@@ -411,6 +416,7 @@ impl ControlPlane for FakeControl {
             counts: StoreCounts {
                 turns: vec![(TurnKind::Side, "title".to_owned(), 2)],
                 samples: vec![("pending".to_owned(), 1)],
+                judged: vec![("rules:too-long".to_owned(), "bad".to_owned(), 4)],
                 ..StoreCounts::default()
             },
             judging: 0,
@@ -430,7 +436,10 @@ impl ControlPlane for FakeControl {
                     examples: vec!["t001 (\"thanks\" said bad, is good)".to_owned()],
                 },
             }],
-            profiles: vec![view(&Profile::default())],
+            profiles: vec![
+                view(&Profile::default()),
+                view(&Profile::new("secret").unwrap()),
+            ],
         })
     }
 

@@ -3,6 +3,7 @@
 
 mod faults;
 mod gate;
+mod metrics;
 mod replay;
 
 use chela_core::testing::{

@@ -162,6 +162,8 @@ pub struct Learning {
     pub watch_turns: usize,
     /// Profiles that are served and recorded but never learn.
     pub frozen: Vec<String>,
+    /// Write each step's figures into `metrics/` of the data folder: JSON lines, and event files for TensorBoard.
+    pub metrics: bool,
 }
 
 impl Default for Learning {
@@ -197,6 +199,7 @@ impl Default for Learning {
             rollback_margin: 0.15,
             watch_turns: 30,
             frozen: Vec::new(),
+            metrics: true,
         }
     }
 }
