@@ -12,7 +12,8 @@ use crate::{
 use chela_chat::Chat;
 use chela_core::{
     Event, Judge, Millis, PolicyEngine, Profile, Refusal, SessionId, SessionRecord, StoreError,
-    TrajectoryStore, TurnId, TurnMark, TurnStory, Verdict, VerdictSource, registry::Steering,
+    TrajectoryStore, TurnId, TurnMark, TurnStory, Verdict, VerdictSource,
+    registry::{Alarms, Steering},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,6 +44,8 @@ pub struct Rollout {
     pub(crate) again: Mutex<BTreeSet<TurnId>>,
     /// One change of versions at a time.
     pub(crate) steering: Steering,
+    /// Batches that came to nothing, as the trainer tells.
+    pub(crate) alarms: Alarms,
 }
 
 /// What a judge did since the start.
@@ -83,12 +86,18 @@ impl Rollout {
             canaries,
             again: Mutex::default(),
             steering: Steering::default(),
+            alarms: Alarms::default(),
         })
     }
 
     /// What a trainer beside it shares with operators.
     pub fn steering(&self) -> Steering {
         self.steering.clone()
+    }
+
+    /// Where a trainer beside it tells of batches that came to nothing.
+    pub fn alarms(&self) -> Alarms {
+        self.alarms.clone()
     }
 
     pub(crate) fn now(&self) -> Millis {

@@ -6,7 +6,8 @@ use crate::{
     session::live::locked,
 };
 use chela_core::{
-    Caller, JudgeView, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind, VersionState,
+    Caller, JudgeView, PolicyView, Profile, Refusal, Scope, StatusView, StoreCounts, TurnKind,
+    VersionState, registry::Barren,
 };
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
@@ -39,7 +40,13 @@ impl Rollout {
             context_length: info.context_length,
             learning: self.config.learning,
             notices: if self.config.learning {
-                notices(&counts, &profiles, self.judges.is_empty(), &failing, health)
+                let mut lines =
+                    notices(&counts, &profiles, self.judges.is_empty(), &failing, health);
+                lines.extend(profiles.iter().filter_map(|p| {
+                    let barren = self.alarms.of(&p.profile)?;
+                    Some(no_step(&p.profile, &barren))
+                }));
+                lines
             } else {
                 Vec::new()
             },
@@ -136,27 +143,34 @@ fn no_main(counts: &StoreCounts) -> Option<String> {
     if total == 0 || main > 0 {
         return None;
     }
-    let mut reasons: Vec<(&str, u64)> = counts
-        .turns
-        .iter()
-        .map(|(_, reason, n)| (reason.as_str(), *n))
-        .collect();
-    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let named: Vec<String> = reasons
-        .iter()
-        .take(REASONS)
-        .map(|(reason, n)| format!("{reason} ({n})"))
-        .collect();
+    let reasons = counts.turns.iter().map(|(_, why, n)| (why.as_str(), *n));
     Some(format!(
         "0 of {total} turns were main: {}",
-        named.join(", ")
+        most_frequent(reasons)
     ))
+}
+
+/// Batches of a profile that made no version: what was wrong with their samples.
+fn no_step(profile: &Profile, barren: &Barren) -> String {
+    let reasons = barren.reasons.iter().map(|(why, n)| (why.as_str(), *n));
+    format!(
+        "profile {profile}: {} batches in a row held nothing to learn from: {} (docs/learning.md, \"Batches that teach nothing\")",
+        barren.batches,
+        most_frequent(reasons)
+    )
+}
+
+fn most_frequent<'a>(reasons: impl Iterator<Item = (&'a str, u64)>) -> String {
+    let mut reasons: Vec<(&str, u64)> = reasons.collect();
+    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    let named = reasons.iter().take(REASONS);
+    let named: Vec<String> = named.map(|(why, n)| format!("{why} ({n})")).collect();
+    named.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chela_core::Profile;
 
     #[test]
     fn the_lines_name_what_keeps_turns_from_training() {

@@ -16,7 +16,7 @@ use chela_core::{
     AdapterSpec, EngineError, Event, Learner, Learners, LeasedSample, Millis, PolicyEngine,
     PolicyVersion, Profile, SampleId, StepCommit, TrajectoryStore, VersionOrigin, VersionRecord,
     VersionState,
-    registry::{self, Chain, Steering},
+    registry::{self, Alarms, Chain, Steering},
 };
 use futures_executor::block_on;
 use std::{
@@ -69,6 +69,7 @@ pub struct Trainer {
     /// The last version that was there when a profile was paused: what fell before is no reason to pause again.
     patient_from: HashMap<Profile, u64>,
     steering: Steering,
+    alarms: Alarms,
 }
 
 /// How the reason begins of a replay's candidate that fell with a later one, without having been looked at.
@@ -102,12 +103,19 @@ impl Trainer {
             watched: HashMap::new(),
             patient_from: HashMap::new(),
             steering: Steering::default(),
+            alarms: Alarms::default(),
         }
     }
 
     /// Takes turns with those who change by hand what is served.
     pub fn steered_by(mut self, steering: Steering) -> Self {
         self.steering = steering;
+        self
+    }
+
+    /// Tells of batches that came to nothing there.
+    pub fn alarming(mut self, alarms: Alarms) -> Self {
+        self.alarms = alarms;
         self
     }
 
@@ -375,16 +383,21 @@ impl Trainer {
                 let record = Box::new(commit.version.clone());
                 self.commit(*commit)?;
                 self.holds(profile, version.number);
+                self.alarms.clear(profile);
                 Ok(Step::Version(record))
             }
             // A whole batch without signal is said aloud and dropped, else it would be leased again for ever.
             Made::Nothing(why) => {
                 tracing::warn!(%profile, samples = leased.len(), "a whole batch held nothing to learn from");
+                self.alarms
+                    .raise(profile, why.iter().map(|(_, why)| why.as_str()));
                 self.give_up(&why)?;
                 Ok(Step::Nothing(Progress::Idle))
             }
             Made::Skipped => {
                 tracing::error!(%profile, samples = leased.len(), "a step was not finite and is skipped; weights are unchanged");
+                let reasons = leased.iter().map(|_| "non-finite step");
+                self.alarms.raise(profile, reasons);
                 let why = leased.iter().map(|l| (l.id, "non-finite step".to_owned()));
                 self.give_up(&why.collect::<Vec<_>>())?;
                 Ok(Step::Nothing(Progress::Skipped))

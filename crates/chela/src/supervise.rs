@@ -172,7 +172,7 @@ pub fn start(
         clock.clone(),
         rollout_config(config, &data)?,
     );
-    let steering = rollout.steering();
+    let (steering, alarms) = (rollout.steering(), rollout.alarms());
     let keys = KeyFile::of(&data);
     let admin_key = keys.admin()?;
     let gatekeeper = Keys::open(keys, config.server.auth == "keys", store.clone())?;
@@ -204,7 +204,9 @@ pub fn start(
     let stop_training = Arc::new(AtomicBool::new(false));
     let learners = loaded.learners.clone().filter(|_| config.learning.on);
     let trainer = if let Some(learners) = learners {
-        let mut trainer = Trainer::new(store, engine, learners, train, clock).steered_by(steering);
+        let mut trainer = Trainer::new(store, engine, learners, train, clock)
+            .steered_by(steering)
+            .alarming(alarms);
         let flag = stop_training.clone();
         let thread = std::thread::Builder::new().name("chela-train".to_owned());
         Some(

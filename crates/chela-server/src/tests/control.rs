@@ -66,6 +66,34 @@ async fn rewards_that_cannot_be_given() {
         let answer = api.post("/rl/set_reward", "session", &body).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
     }
+    // No JSON value holds these: infinity once read, and words that are none.
+    for (path, key, body) in [
+        ("/rl/set_reward", "session", r#"{"reward": 1e999}"#),
+        ("/rl/set_reward", "session", r#"{"reward": -3.5e38}"#),
+        ("/rl/set_reward", "session", r#"{"reward": NaN}"#),
+        (
+            "/v1/feedback",
+            "feedback",
+            r#"{"turn": "turn_1", "score": 1e39}"#,
+        ),
+        (
+            "/v1/feedback",
+            "feedback",
+            r#"{"turn": "turn_1", "score": -Infinity}"#,
+        ),
+        (
+            "/v1/feedback",
+            "feedback",
+            r#"{"turn": "nonsense", "score": 1}"#,
+        ),
+    ] {
+        let sent = request("POST", path)
+            .header("content-type", "application/json")
+            .header("authorization", format!("Bearer {key}"));
+        let answer = api.send(sent.body(body.into()).unwrap()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+    }
+    assert_eq!(api.control.last(), "", "nothing of it went further");
     let unknown = Refusal::NotFound("none yet".to_owned());
     for (refusal, status) in [
         (unknown, 400),
