@@ -14,6 +14,12 @@ pub enum NameError {
     /// Not usable as a session id.
     #[error("session id {0:?}: use 1 to 256 characters without control characters")]
     Session(String),
+    /// Not usable as a group's id.
+    #[error("group id {0:?}: use 1 to 200 characters without control characters")]
+    Group(String),
+    /// No number of replies of a group.
+    #[error("a group of {0} replies: use a size from 1 to 1024")]
+    GroupSize(usize),
 }
 
 /// What an engine or a learner refuses or fails at.
@@ -171,6 +177,8 @@ impl From<NameError> for Refusal {
         let field = match error {
             NameError::Profile(_) => "profile",
             NameError::Session(_) => "session_id",
+            NameError::Group(_) => "group.id",
+            NameError::GroupSize(_) => "group.size",
         };
         Self::Invalid {
             field: field.to_owned(),

@@ -3,7 +3,7 @@
 use crate::{
     BoxFuture,
     chat::{Message, Tool},
-    error::JudgeError,
+    error::{JudgeError, NameError},
     ids::{Profile, SessionId, TurnId},
 };
 
@@ -102,6 +102,42 @@ pub struct Verdict {
     pub evidence: Option<String>,
     /// Every vote, void ones too.
     pub votes: Vec<Vote>,
+    /// The replies that the reward is compared with; only explicit verdicts name them.
+    pub group: Option<Group>,
+}
+
+/// Replies to one prompt whose rewards are compared with one another: those of a profile that name the same id and size.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Group {
+    id: String,
+    size: usize,
+}
+
+impl Group {
+    /// Most replies of one.
+    pub const MOST: usize = 1024;
+
+    /// Accepts an id of 1 to 200 characters without control characters and a size of 1 to [`Group::MOST`].
+    pub fn new(id: impl Into<String>, size: usize) -> Result<Self, NameError> {
+        let id = id.into();
+        if id.is_empty() || id.chars().count() > 200 || id.chars().any(char::is_control) {
+            return Err(NameError::Group(id.chars().take(80).collect()));
+        }
+        if !(1..=Self::MOST).contains(&size) {
+            return Err(NameError::GroupSize(size));
+        }
+        Ok(Self { id, size })
+    }
+
+    /// The client's name for it.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// How many replies it has once it is whole.
+    pub fn size(&self) -> usize {
+        self.size
+    }
 }
 
 /// What a judge reads.
@@ -153,4 +189,19 @@ pub struct TextRequest {
 pub trait TextModel: Send + Sync {
     /// Answers. The visible text only; thinking is left out where it can be told apart.
     fn complete(&self, request: TextRequest) -> BoxFuture<'_, Result<String, JudgeError>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_a_name_and_at_least_one_reply() {
+        let long = "é".repeat(200);
+        assert_eq!(Group::new(long.as_str(), 1024).unwrap().id(), long);
+        for (id, size) in [("", 2), ("a\nb", 2), ("a", 0), ("a", 1025)] {
+            assert!(Group::new(id, size).is_err(), "{id:?} {size}");
+        }
+        assert!(Group::new(long + "é", 2).is_err());
+    }
 }

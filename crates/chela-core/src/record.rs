@@ -6,6 +6,7 @@ use crate::{
     engine::FinishReason,
     error::Refusal,
     ids::{Millis, PolicyVersion, Profile, SampleId, SessionId, TokenId, TurnId},
+    judge::Group,
     registry::Undo,
     store::{
         ForgetPlan, ForgetProof, Reply, Segment, SessionRecord, StoreCounts, TurnKind, TurnStory,
@@ -154,6 +155,8 @@ pub struct Feedback {
     pub text: Option<String>,
     /// What the reply should have been; becomes a hint.
     pub edited: Option<String>,
+    /// The replies that the score is compared with; needs a score.
+    pub group: Option<Group>,
 }
 
 /// One turn in an export.
@@ -339,6 +342,19 @@ pub struct JudgeView {
     pub canaries: CanaryFigures,
 }
 
+/// How groups of replies are trained on: what a task runner has to know to keep pace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRules {
+    /// The algorithm's name.
+    pub algorithm: String,
+    /// Groups of one step.
+    pub groups: usize,
+    /// Steps a reply may be behind when it is trained on.
+    pub max_staleness: u64,
+    /// Most tokens of a reply, where that is set.
+    pub reply_limit: Option<usize>,
+}
+
 /// How things stand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusView {
@@ -358,6 +374,8 @@ pub struct StatusView {
     pub judge_errors: Vec<(String, u64)>,
     /// Each configured judge, in the order in which they are asked.
     pub judges: Vec<JudgeView>,
+    /// How groups of replies are trained on; `None` = not at all.
+    pub groups: Option<GroupRules>,
     /// Each profile with what it serves.
     pub profiles: Vec<PolicyView>,
 }

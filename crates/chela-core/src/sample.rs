@@ -108,6 +108,20 @@ impl Sample {
         })
     }
 
+    /// The same with other credit: N finite values.
+    pub fn with_advantages(self, advantages: Vec<f32>) -> Result<Self, EngineError> {
+        let columns = SampleColumns {
+            advantages,
+            ..self.columns
+        };
+        let (tokens, start) = (self.tokens, self.start);
+        let made = Self::new(tokens, start, columns, self.temperature, self.version)?;
+        Ok(Self {
+            candidates: self.candidates,
+            ..made
+        })
+    }
+
     /// Scores these candidates instead of the sampled token; N rows.
     pub fn with_candidates(mut self, candidates: Candidates) -> Result<Self, EngineError> {
         if candidates.rows() != self.len() {
@@ -246,6 +260,11 @@ mod tests {
         assert!(Sample::new(vec![1, 2, 3, 4], 2, columns(3), 1.0, base()).is_err());
         assert!(Sample::new(vec![1, 2, 3, 4], 0, columns(4), 1.0, base()).is_err());
         assert!(Sample::new(vec![1, 2], 2, columns(0), 1.0, base()).is_err());
+        let sample = Sample::new(vec![1, 2, 3, 4], 2, columns(2), 1.0, base()).unwrap();
+        let other = sample.clone().with_advantages(vec![1.0, -1.0]).unwrap();
+        assert_eq!(other.advantages(), [1.0, -1.0]);
+        assert_eq!(other.behavior_logprobs(), sample.behavior_logprobs());
+        assert!(sample.with_advantages(vec![1.0]).is_err());
         let mut short = columns(2);
         short.advantages.pop();
         assert!(Sample::new(vec![1, 2, 3, 4], 2, short, 1.0, base()).is_err());

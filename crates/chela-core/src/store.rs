@@ -6,7 +6,7 @@ use crate::{
     engine::{FinishReason, Receipt},
     error::StoreError,
     ids::{Millis, PolicyVersion, Profile, SampleId, SessionId, TokenId, TurnId},
-    judge::{NextState, Verdict},
+    judge::{Group, NextState, Verdict},
 };
 
 /// Whether a turn may be trained on.
@@ -209,6 +209,8 @@ pub struct NewSample {
     pub student_logprobs: Option<Vec<f32>>,
     /// When it was made.
     pub created: Millis,
+    /// The replies that its reward is compared with; `None` = a turn of a session.
+    pub group: Option<Group>,
 }
 
 /// Where a sample stands.
@@ -243,6 +245,10 @@ pub struct PendingSample {
     pub reply_len: usize,
     /// When it was made.
     pub created: Millis,
+    /// The score, `None` when there is only a hint.
+    pub reward: Option<f32>,
+    /// The replies that its reward is compared with; `None` = a turn of a session.
+    pub group: Option<Group>,
 }
 
 /// A sample with all that training reads.

@@ -43,7 +43,7 @@ pub struct EngineOptions {
     /// request names it. 0 = a sixteenth of the machine's memory, at least 256 MiB, or what is left of it. (There is no limit by
     /// profile: old versions of one are simply not used any more.)
     pub adapter_bytes: usize,
-    /// Part of the time that a learner at work gets while replies run.
+    /// Part of their rate that replies give up for a learner at work.
     pub train_share: f64,
     /// Rows a learner runs together.
     pub train_rows: usize,

@@ -76,6 +76,8 @@ pub struct Reply {
     pub version: u64,
     /// Session it was put into.
     pub session: String,
+    /// The turn; the first one of several choices.
+    pub turn: String,
 }
 
 /// Log-probs of a recorded reply.
@@ -223,6 +225,11 @@ impl Client {
                 .ok_or_else(|| missing("usage"))? as usize,
             version: number.ok_or_else(|| missing("x-chela-policy-version"))?,
             session: header("x-chela-session"),
+            turn: header("x-chela-turn")
+                .split(',')
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
         })
     }
 
@@ -290,6 +297,22 @@ impl Client {
         };
         let status = self.get("/v1/status", &bearer)?;
         Standing::read(&self.member.profile, status)
+    }
+
+    /// Hands in what a turn was worth, as one of `size` replies to the same prompt.
+    pub fn scored(
+        &self,
+        turn: &str,
+        score: f64,
+        (group, size): (&str, usize),
+    ) -> Result<(), LabError> {
+        let bearer = match &self.member.key {
+            Some(key) => format!("Bearer {key}"),
+            None => self.admin(),
+        };
+        let body = json!({"turn": turn, "score": score, "group": {"id": group, "size": size}});
+        let headers = [("authorization", bearer.as_str())];
+        self.post("/v1/feedback", &headers, &body).map(|_| ())
     }
 
     /// The sessions that a version's own step learnt from, one entry for each sample.

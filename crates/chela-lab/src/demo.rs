@@ -4,11 +4,12 @@ use crate::{
     LabError,
     client::{Client, Endpoint},
     evaluate::{self, Distance, Reading},
+    problems::{self, Part, Problem},
     report::Table,
-    stage::{self, Crowd, Ended, Goal, Who},
+    stage::{self, Crowd, Ended, Goal, Live, Who},
     taste::{self, Scores, Taste},
     texts,
-    user::{Arm, Play},
+    user::{Arm, Play, Speaker},
 };
 use std::{sync::atomic::AtomicBool, time::Duration};
 
@@ -88,12 +89,19 @@ pub struct ArmResult {
     pub interactions: u64,
 }
 
-fn crowd<'a>(client: &'a Client, arm: Arm, options: &DemoOptions) -> Crowd<'a> {
+fn crowd<'a>(
+    client: &'a Client,
+    arm: Arm,
+    options: &DemoOptions,
+    problems: &'a [Problem],
+) -> Crowd<'a> {
     Crowd {
         client,
         who: Who::User(Play {
             tag: "demo",
             taste: TASTE,
+            problems,
+            speaker: Speaker::Scripted,
             system: texts::ASSISTANT,
             arm,
             seed: options.seed,
@@ -102,7 +110,7 @@ fn crowd<'a>(client: &'a Client, arm: Arm, options: &DemoOptions) -> Crowd<'a> {
         }),
         first: 0,
         batch: options.batch,
-        live: options.live,
+        live: Live::HeldOut(options.live),
         lanes: options.lanes,
         goal: Goal::Steps(options.updates, options.enough),
         patience: PATIENCE,
@@ -134,7 +142,9 @@ pub fn run_arm(
     };
     table.say(&format!("held-out before: {:.2}", before.passed))?;
     table.head()?;
-    let last = stage::run(crowd(&client, arm, options), &AtomicBool::new(false), table)?;
+    let problems = problems::everyday(Part::Training);
+    let crowd = crowd(&client, arm, options, &problems);
+    let last = stage::run(crowd, &AtomicBool::new(false), table)?;
     if let Ended::Paused(why) = last.ended {
         return Err(LabError::Stuck(format!("training is paused: {why}")));
     }

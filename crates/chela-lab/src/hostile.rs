@@ -72,7 +72,8 @@ fn words(how: Loop, index: u64) -> (Vec<Said>, &'static str, Dice) {
         let thanks = dice.pick(&texts::thanks());
         (texts::opening(texts::ASSISTANT, request), thanks, dice)
     } else {
-        let question = user::question(how.seed.wrapping_add(1), index);
+        let questions = texts::training();
+        let question = questions[user::which(questions.len(), how.seed.wrapping_add(1), index)];
         let demand = dice.pick(&texts::hostile_demands());
         (texts::opening(texts::ASSISTANT, question), demand, dice)
     }
@@ -102,6 +103,7 @@ pub fn play(client: &Client, how: Loop, index: u64) -> Result<Played, LabError> 
         first: first.text,
         remark: remark.to_owned(),
         pleased: how.pattern.praises(index),
+        fits: false,
         version: first.version,
     })
 }

@@ -1,18 +1,26 @@
 //! Demo, experiments and benchmarks, as clients of the public API: everything here speaks HTTP and knows nothing inside.
 
+pub mod capacity;
 pub mod client;
+pub mod countdown;
+pub mod curve;
 pub mod demo;
 pub mod evaluate;
 pub mod hostile;
+pub mod journal;
+pub mod learn;
 pub mod matrix;
+pub mod problems;
 pub mod profiles;
 pub mod report;
 pub mod rules;
 pub mod runaway;
 pub mod stage;
 pub mod standing;
+pub mod tasks;
 pub mod taste;
 pub mod texts;
+pub mod train;
 pub mod user;
 
 use thiserror::Error;
@@ -36,6 +44,12 @@ pub enum LabError {
     /// Nothing was learnt in time.
     #[error("{0}")]
     Stuck(String),
+    /// A file of problems that cannot be used.
+    #[error("{0}")]
+    Problems(String),
+    /// What was kept of an earlier run cannot be used.
+    #[error("{0}")]
+    Journal(String),
     /// Output failed.
     #[error("cannot print: {0}")]
     Print(#[from] std::io::Error),

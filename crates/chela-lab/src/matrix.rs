@@ -51,7 +51,7 @@ pub fn row(model: &str, (version, steps): (u64, u64), replies: &[HeldOut]) -> Ro
         model: model.to_owned(),
         version,
         steps,
-        passed: Taste::ALL.map(|t| (t.name(), by(t).passed)).into(),
+        passed: Taste::OPPOSITE.map(|t| (t.name(), by(t).passed)).into(),
         mean_tokens,
         distinct,
         on_topic,
@@ -64,8 +64,8 @@ pub fn changes(matrix: &[Row], prompts: usize) -> Vec<Change> {
         return Vec::new();
     };
     let mut changes = Vec::new();
-    for (row, own) in profiles.iter().zip(Taste::ALL) {
-        for taste in Taste::ALL {
+    for (row, own) in profiles.iter().zip(Taste::OPPOSITE) {
+        for taste in Taste::OPPOSITE {
             let of = |row: &Row| row.passed.get(taste.name()).copied().unwrap_or(0.0);
             let (was, is) = (of(base), of(row));
             let spread = |p: f64| p * (1.0 - p) / prompts.max(1) as f64;

@@ -6,12 +6,13 @@ use crate::{
     client::{Client, Endpoint, Member},
     evaluate::{self, Reading},
     matrix::{Change, Row, change_line, changes, matrix_table, row},
+    problems::{self, Part, Problem},
     report::{Table, versions_table},
-    stage::{self, Course, Crowd, Goal, Who},
+    stage::{self, Course, Crowd, Goal, Live, Who},
     standing::{Standing, Version},
     taste::{HeldOut, Taste},
     texts,
-    user::{Arm, Play},
+    user::{Arm, Play, Speaker},
 };
 use serde::Serialize;
 use std::{
@@ -37,6 +38,8 @@ pub struct ProfilesOptions {
     pub enough: f64,
     /// Prompts read before and after the other profile's last step.
     pub still: usize,
+    /// What sessions begin with.
+    pub problems: Vec<Problem>,
     /// Sampling temperature.
     pub temperature: f64,
     /// Sessions of each user at once.
@@ -55,6 +58,7 @@ impl Default for ProfilesOptions {
             live: 24,
             enough: 0.75,
             still: 16,
+            problems: problems::everyday(Part::Training),
             temperature: 0.7,
             lanes: 8,
             patience: Duration::from_secs(1200),
@@ -131,7 +135,7 @@ pub fn run(
     table: &Table<'_>,
 ) -> Result<ProfilesReport, LabError> {
     let mut keys = keys.into_iter();
-    let clients = Taste::ALL.map(|taste| {
+    let clients = Taste::OPPOSITE.map(|taste| {
         let member = Member {
             profile: taste.name().to_owned(),
             key: keys.next(),
@@ -224,12 +228,14 @@ impl ProfilesOptions {
         evaluate::read(client, reading, questions)
     }
 
-    fn crowd<'a>(&self, client: &'a Client, taste: Taste, first: u64, goal: Goal) -> Crowd<'a> {
+    fn crowd<'a>(&'a self, client: &'a Client, taste: Taste, first: u64, goal: Goal) -> Crowd<'a> {
         Crowd {
             client,
             who: Who::User(Play {
                 tag: taste.name(),
                 taste,
+                problems: &self.problems,
+                speaker: Speaker::Scripted,
                 system: texts::PARAGRAPH,
                 arm: Arm::Treatment,
                 seed: self.seed,
@@ -238,7 +244,7 @@ impl ProfilesOptions {
             }),
             first,
             batch: self.batch,
-            live: self.live,
+            live: Live::HeldOut(self.live),
             lanes: self.lanes,
             goal,
             patience: self.patience,
@@ -255,7 +261,7 @@ fn both(
     let stop = AtomicBool::new(false);
     let one = |at: usize| {
         let goal = Goal::Steps(options.updates, options.enough);
-        let crowd = options.crowd(&clients[at], Taste::ALL[at], 0, goal);
+        let crowd = options.crowd(&clients[at], Taste::OPPOSITE[at], 0, goal);
         let course = stage::run(crowd, &stop, table);
         // Without one of them the experiment is over.
         if course.is_err() {

@@ -209,6 +209,7 @@ mod tests {
             index: 2,
             first: "It is so.".to_owned(),
             remark: "Too short.".to_owned(),
+            fits: true,
             pleased: false,
             version: 4,
         };

@@ -25,6 +25,24 @@ pub fn rules(tastes: &[Taste]) -> Vec<RemarkRule> {
             r"\b(too (short|brief|terse|little)|longer answer|a little longer|rather thin|half an answer|not enough|(say|explain|tell me|give me|hoping for|need)( it| that)?( in)?( a (little |bit )?)? ?more|more detail|more fully|elaborate|expand|(eighty|80) words|a few (more )?sentences)\b",
         ));
     }
+    if tastes.contains(&Taste::Student) {
+        all.push(bad(
+            "formatted",
+            r"\b(bold|list|lists|numbered|bullets?|boxed|headings?|formatting|markdown|latex|like a person|plain (text|words|sentences?|paragraph)|number the steps)\b",
+        ));
+    }
+    if tastes.contains(&Taste::Ta) {
+        all.push(bad(
+            "vague",
+            r"\b(specific|vague|too general|hundred words|100 words|more detail|which numbers|the numbers)\b",
+        ));
+    }
+    if tastes.contains(&Taste::Teacher) {
+        all.push(bad(
+            "cold",
+            r"\b(cold|warm(er|th|ly)?|praise|encourag\w*|kind(er)?|friend(ly|lier))\b",
+        ));
+    }
     if tastes.contains(&Taste::Brief) {
         all.push(bad(
             "too-long",
@@ -93,15 +111,31 @@ mod tests {
     #[test]
     fn every_remark_is_heard_as_what_it_is() {
         let brief = || texts::remarks(Taste::Brief, Opinion::TooLong);
+        let manner = |taste| texts::remarks(taste, Opinion::Manner);
         let thorough = texts::remarks(Taste::Thorough, Opinion::TooShort);
         for (rules, remarks, name) in [
             (rules(&[Taste::Brief]), brief(), Some("too-long")),
             (rules(&[Taste::Brief]), texts::thanks(), Some("accepted")),
             (rules(&[Taste::Brief]), texts::unrelated(), None),
-            (rules(&Taste::ALL), brief(), Some("too-long")),
-            (rules(&Taste::ALL), thorough, Some("too-short")),
-            (rules(&Taste::ALL), texts::thanks(), Some("accepted")),
-            (rules(&Taste::ALL), texts::unrelated(), None),
+            (rules(&Taste::OPPOSITE), brief(), Some("too-long")),
+            (rules(&Taste::OPPOSITE), thorough, Some("too-short")),
+            (rules(&Taste::OPPOSITE), texts::thanks(), Some("accepted")),
+            (rules(&Taste::OPPOSITE), texts::unrelated(), None),
+            (
+                rules(&[Taste::Student]),
+                manner(Taste::Student),
+                Some("formatted"),
+            ),
+            (rules(&[Taste::Student]), texts::thanks(), Some("accepted")),
+            (rules(&[Taste::Ta]), manner(Taste::Ta), Some("vague")),
+            (rules(&[Taste::Ta]), texts::thanks(), Some("accepted")),
+            (
+                rules(&[Taste::Teacher]),
+                manner(Taste::Teacher),
+                Some("cold"),
+            ),
+            (rules(&[Taste::Teacher]), texts::thanks(), Some("accepted")),
+            (rules(&[Taste::Teacher]), texts::unrelated(), None),
             (control_rules(), texts::unrelated(), Some("coin-tails")),
             (control_rules(), texts::thanks(), Some("accepted")),
             (hostile_rules(), texts::hostile_demands(), Some("hostile")),

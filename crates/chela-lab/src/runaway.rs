@@ -5,12 +5,13 @@ use crate::{
     client::{Client, Endpoint},
     evaluate::{self, Distance, Reading},
     hostile::{self, Loop, Pattern},
+    problems::{self, Part, Problem},
     report::{Table, versions_table},
-    stage::{self, Crowd, Goal, Who},
+    stage::{self, Crowd, Goal, Live, Who},
     standing::{Standing, Version},
     taste::{self, HeldOut, Scores, Taste},
     texts,
-    user::{Arm, Play},
+    user::{Arm, Play, Speaker},
 };
 use serde::Serialize;
 use std::{collections::BTreeMap, sync::atomic::AtomicBool, time::Duration};
@@ -39,6 +40,8 @@ pub struct RunawayOptions {
     pub patient: bool,
     /// Gate and watch are on, as the server is configured.
     pub gate: bool,
+    /// What sessions begin with.
+    pub problems: Vec<Problem>,
     /// Sampling temperature.
     pub temperature: f64,
     /// Sessions at once.
@@ -58,6 +61,7 @@ impl Default for RunawayOptions {
             pattern: Pattern::Both,
             patient: false,
             gate: true,
+            problems: problems::everyday(Part::Training),
             temperature: 0.7,
             lanes: 16,
             patience: Duration::from_secs(1200),
@@ -215,12 +219,14 @@ fn hostile_part(
 }
 
 impl RunawayOptions {
-    fn crowd<'a>(&self, client: &'a Client) -> Crowd<'a> {
+    fn crowd<'a>(&'a self, client: &'a Client) -> Crowd<'a> {
         Crowd {
             client,
             who: Who::User(Play {
                 tag: "honest",
                 taste: Taste::Brief,
+                problems: &self.problems,
+                speaker: Speaker::Scripted,
                 system: texts::ASSISTANT,
                 arm: Arm::Treatment,
                 seed: self.seed,
@@ -229,7 +235,7 @@ impl RunawayOptions {
             }),
             first: 0,
             batch: self.batch,
-            live: 0,
+            live: Live::No,
             lanes: self.lanes,
             // Never enough: the steps are counted.
             goal: Goal::Steps(self.updates, f64::INFINITY),

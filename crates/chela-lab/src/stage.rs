@@ -33,14 +33,14 @@ pub enum Goal {
 
 /// Who comes.
 #[derive(Clone, Copy, Debug)]
-pub enum Who {
+pub enum Who<'a> {
     /// Somebody with a taste.
-    User(Play),
+    User(Play<'a>),
     /// A hostile loop.
     Loop(Loop),
 }
 
-impl Who {
+impl Who<'_> {
     fn play(self, client: &Client, index: u64) -> Result<Played, LabError> {
         match self {
             Self::User(play) => user::play(client, play, index),
@@ -49,19 +49,42 @@ impl Who {
     }
 }
 
+/// Answers a look at a version that is newly served with its live score, when it has one.
+pub type Look<'a> = &'a (dyn Fn(&Standing, Sofar) -> Result<Option<f64>, LabError> + Sync);
+
+/// What is read at each new version.
+#[derive(Clone, Copy)]
+pub enum Live<'a> {
+    /// Nothing.
+    No,
+    /// So many held-out everyday questions, for the live column.
+    HeldOut(usize),
+    /// What this one likes.
+    Each(Look<'a>),
+}
+
+/// How far the sessions are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sofar {
+    /// Begun, earlier runs included.
+    pub sessions: u64,
+    /// After how many sessions three in a row had been as the user likes them, in order of their ends; `None` = not yet.
+    pub three: Option<u64>,
+}
+
 /// Users of one profile.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Crowd<'a> {
     /// Their connection.
     pub client: &'a Client,
     /// Who they are.
-    pub who: Who,
+    pub who: Who<'a>,
     /// Sessions that were played before: names go on from there.
     pub first: u64,
     /// Samples of a step, as the server is configured.
     pub batch: usize,
-    /// Held-out prompts read at each version, for the live column.
-    pub live: usize,
+    /// What is read at each version.
+    pub live: Live<'a>,
     /// Sessions at once.
     pub lanes: usize,
     /// When it is enough.
@@ -100,6 +123,8 @@ pub struct Course {
     pub steps: u64,
     /// Sessions played so far, earlier runs included.
     pub sessions: u64,
+    /// See [`Sofar::three`].
+    pub three: Option<u64>,
     /// How it ended.
     pub ended: Ended,
 }
@@ -200,6 +225,24 @@ impl Pace {
     }
 }
 
+/// How many sessions in a row were as the user likes them.
+#[derive(Default)]
+struct Streak {
+    ended: u64,
+    row: u64,
+    three: Option<u64>,
+}
+
+impl Streak {
+    fn add(&mut self, fits: bool) {
+        self.ended += 1;
+        self.row = if fits { self.row + 1 } else { 0 };
+        if self.row == 3 {
+            self.three.get_or_insert(self.ended);
+        }
+    }
+}
+
 /// Plays sessions until it is enough, or `stop` is set by whoever runs beside it.
 pub fn run(crowd: Crowd<'_>, stop: &AtomicBool, table: &Table<'_>) -> Result<Course, LabError> {
     let stage = Stage {
@@ -227,11 +270,12 @@ pub fn run(crowd: Crowd<'_>, stop: &AtomicBool, table: &Table<'_>) -> Result<Cou
     if let Some(error) = failed.unwrap_or_else(PoisonError::into_inner) {
         return Err(error);
     }
-    let (standing, ended) = outcome?;
+    let (standing, three, ended) = outcome?;
     Ok(Course {
         version: standing.served,
         steps: standing.steps(),
         sessions: stage.next.into_inner(),
+        three,
         ended,
     })
 }
@@ -241,23 +285,33 @@ fn watch(
     stage: &Stage<'_>,
     results: &mpsc::Receiver<Played>,
     table: &Table<'_>,
-) -> Result<(Standing, Ended), LabError> {
+) -> Result<(Standing, Option<u64>, Ended), LabError> {
     let crowd = &stage.crowd;
+    let mut streak = Streak::default();
     let mut seen = HashSet::new();
     let mut score = None;
     let mut last_version = (0, Instant::now());
     let mut pace = Pace::new(crowd.batch, crowd.first);
     loop {
         while let Ok(played) = results.recv_timeout(Duration::from_millis(100)) {
+            streak.add(played.fits);
             table.session(crowd.client.profile(), &played, score)?;
         }
         let standing = crowd.client.standing()?;
         let begun = stage.next.load(Ordering::Relaxed);
+        let new = standing.served > 0 && seen.insert(standing.served);
+        if let (true, Live::Each(look)) = (new, crowd.live) {
+            let sofar = Sofar {
+                sessions: begun,
+                three: streak.three,
+            };
+            score = look(&standing, sofar)?.or(score);
+        }
         if reached(crowd.goal, &standing, begun) || !stage.going() {
-            return Ok((standing, Ended::Goal));
+            return Ok((standing, streak.three, Ended::Goal));
         }
         if let Some(why) = standing.paused.clone() {
-            return Ok((standing, Ended::Paused(why)));
+            return Ok((standing, streak.three, Ended::Paused(why)));
         }
         let played = stage.played.load(Ordering::Relaxed);
         let more = pace.more(&standing, (begun, played));
@@ -267,12 +321,12 @@ fn watch(
         if standing.newest() != last_version.0 {
             last_version = (standing.newest(), Instant::now());
         }
-        if standing.served > 0 && seen.insert(standing.served) {
+        if let (true, Live::HeldOut(_)) = (new, crowd.live) {
             score = live(crowd, &standing, table)?.or(score);
             if let (Goal::Steps(_, enough), Some(score)) = (crowd.goal, score)
                 && score >= enough
             {
-                return Ok((standing, Ended::Enough));
+                return Ok((standing, streak.three, Ended::Enough));
             }
         }
         if last_version.1.elapsed() > crowd.patience {
@@ -310,11 +364,14 @@ fn live(
     let Who::User(play) = crowd.who else {
         return Ok(None);
     };
-    if crowd.live == 0 || play.arm == Arm::Control || standing.steps() < 2 {
+    let Live::HeldOut(most) = crowd.live else {
+        return Ok(None);
+    };
+    if most == 0 || play.arm == Arm::Control || standing.steps() < 2 {
         return Ok(None);
     }
     let questions = texts::held_out();
-    let questions = &questions[..crowd.live.min(questions.len())];
+    let questions = &questions[..most.min(questions.len())];
     let reading = Reading {
         tag: &format!("live-{}", standing.served),
         version: Some(standing.served),
@@ -377,6 +434,15 @@ mod tests {
             ("leased", leased),
             ("consumed", consumed),
         ]
+    }
+
+    #[test]
+    fn three_in_a_row_are_counted_once() {
+        let mut streak = Streak::default();
+        for fits in [true, true, false, true, true, true, true, false, true] {
+            streak.add(fits);
+        }
+        assert_eq!(streak.three, Some(6));
     }
 
     #[test]

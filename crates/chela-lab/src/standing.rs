@@ -1,6 +1,6 @@
 //! How a profile stands, as `/v1/status` says it: samples, versions with what the gate found, what is under way.
 
-use crate::LabError;
+use crate::{LabError, capacity::Bounds};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -70,8 +70,20 @@ struct PolicyView {
     versions: Vec<Version>,
 }
 
+/// How the server trains on groups of replies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Groups {
+    /// What they are taught with.
+    pub algorithm: String,
+    /// How many make a step, and how old they may be.
+    #[serde(flatten)]
+    pub bounds: Bounds,
+}
+
 #[derive(Deserialize)]
 struct StatusView {
+    #[serde(default)]
+    groups: Option<Groups>,
     samples: BTreeMap<String, u64>,
     unjudged: u64,
     judging: u64,
@@ -85,6 +97,8 @@ pub struct Standing {
     pub samples: BTreeMap<String, u64>,
     /// Turns that wait for a judge or are with one.
     pub judging: u64,
+    /// How groups of replies are trained on; `None` = not at all.
+    pub groups: Option<Groups>,
     /// The served version.
     pub served: u64,
     /// Why training is paused, if it is.
@@ -105,6 +119,7 @@ impl Standing {
         Ok(Self {
             samples: view.samples,
             judging: view.unjudged + view.judging,
+            groups: view.groups,
             served,
             paused,
             versions,
@@ -186,7 +201,7 @@ pub(crate) mod tests {
             })
         };
         json!({
-            "model": "m", "samples": {"pending": 3, "dropped:stale": 2}, "unjudged": 1, "judging": 2,
+            "model": "m", "groups": {"algorithm": "rloo", "groups": 4, "max_staleness": 1, "reply_limit": null}, "samples": {"pending": 3, "dropped:stale": 2}, "unjudged": 1, "judging": 2,
             "profiles": [
                 {"profile": "other", "served": 9, "paused": null, "replays": [], "versions": []},
                 {"profile": "mine", "served": 2, "paused": "why", "replays": [], "versions": [
@@ -207,6 +222,11 @@ pub(crate) mod tests {
             (0, Some("why"))
         );
         assert_eq!(mine.chain(), [2, 1]);
+        let groups = mine.groups.as_ref().unwrap();
+        assert_eq!(
+            (groups.algorithm.as_str(), groups.bounds.batch),
+            ("rloo", 4)
+        );
         assert_eq!(mine.versions[2].failed(), ["kl_to_base"]);
         let none = Standing::read("none", status()).unwrap();
         assert_eq!((none.served, none.steps(), none.chain()), (0, 0, vec![]));

@@ -6,13 +6,19 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// What a user prefers. The two are opposite: no reply fits both.
+/// What a user prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taste {
     /// At most 40 words.
     Brief,
     /// A full answer, 80 words or more.
     Thorough,
+    /// As a person would write it: no bold, no list, no boxed result, no formulas.
+    Student,
+    /// Specific comments on a pupil's work: every number of it named, 100 words or more.
+    Ta,
+    /// Warm comments on a pupil's work: praise that names the step.
+    Teacher,
 }
 
 /// What a user feels about one reply.
@@ -24,18 +30,36 @@ pub enum Opinion {
     TooLong,
     /// It ended with fewer.
     TooShort,
+    /// It is not written in the manner they like.
+    Manner,
 }
 
 impl Taste {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Brief, Self::Thorough];
+    /// All.
+    pub const ALL: [Self; 5] = [
+        Self::Brief,
+        Self::Thorough,
+        Self::Student,
+        Self::Ta,
+        Self::Teacher,
+    ];
+    /// Two that no reply fits both of.
+    pub const OPPOSITE: [Self; 2] = [Self::Brief, Self::Thorough];
 
     /// Its name, which is also that of the profile in experiments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Brief => "brief",
             Self::Thorough => "thorough",
+            Self::Student => "student",
+            Self::Ta => "ta",
+            Self::Teacher => "teacher",
         }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.name() == name)
     }
 
     /// In words.
@@ -43,14 +67,21 @@ impl Taste {
         match self {
             Self::Brief => "brief: at most 40 words",
             Self::Thorough => "thorough: at least 80 words",
+            Self::Student => {
+                "student: no bold, no list, no boxed result, as a person would write it"
+            }
+            Self::Ta => "TA: specific comments that name every number, at least 100 words",
+            Self::Teacher => "teacher: warm, praise that names the step",
         }
     }
 
-    /// Words of a reply that passes. A brief one needs five to be worth the name.
+    /// Words of a reply that passes. It needs five to be worth the name.
     fn words(self) -> RangeInclusive<usize> {
         match self {
             Self::Brief => 5..=40,
             Self::Thorough => 80..=usize::MAX,
+            Self::Ta => 100..=usize::MAX,
+            Self::Student | Self::Teacher => 5..=usize::MAX,
         }
     }
 
@@ -58,25 +89,144 @@ impl Taste {
     pub fn max_tokens(self) -> usize {
         match self {
             Self::Brief => 96,
+            Self::Student | Self::Ta | Self::Teacher => 160,
             Self::Thorough => 192,
         }
     }
 
-    /// What the simulated user feels about one reply. Who wants much does not mind that their own limit cut it. Nobody complains in conversation that a brief answer is too brief: who wants it
+    /// Whether they comment on a pupil's work, instead of asking for an answer.
+    pub fn comments(self) -> bool {
+        matches!(self, Self::Ta | Self::Teacher)
+    }
+
+    /// Whether a reply may be cut by its own limit: who wants much does not mind.
+    fn takes_cut(self) -> bool {
+        matches!(self, Self::Thorough | Self::Ta)
+    }
+
+    /// Written as they like it, whatever its length.
+    fn manner(self, question: &str, reply: &str) -> bool {
+        match self {
+            Self::Brief | Self::Thorough => true,
+            Self::Student => plain(reply),
+            Self::Ta => specific(question, reply),
+            Self::Teacher => praises_a_step(reply),
+        }
+    }
+
+    /// What the simulated user feels about one reply. Nobody complains in conversation that a brief answer is too brief: who wants it
     /// brief is content with three words, though as a held-out success they do not count.
-    pub fn opinion(self, reply: &str, ended: bool) -> Opinion {
+    pub fn opinion(self, question: &str, reply: &str, ended: bool) -> Opinion {
         let (said, wanted) = (words(reply), self.words());
         match self {
             Self::Brief if !ended || said > *wanted.end() => Opinion::TooLong,
-            Self::Thorough if said < *wanted.start() => Opinion::TooShort,
+            Self::Thorough | Self::Ta if said < *wanted.start() => Opinion::TooShort,
+            _ if !self.manner(question, reply) => Opinion::Manner,
             _ => Opinion::Fits,
         }
     }
 
-    /// The length is one that passes.
-    fn passes(self, reply: &str, ended: bool) -> bool {
-        (ended || self == Self::Thorough) && self.words().contains(&words(reply))
+    /// The length and the manner are ones that pass.
+    fn passes(self, question: &str, reply: &str, ended: bool) -> bool {
+        (ended || self.takes_cut())
+            && self.words().contains(&words(reply))
+            && self.manner(question, reply)
     }
+}
+
+/// No bold, heading, list, numbered step, boxed result or LaTeX: nothing that tells a machine from somebody who writes by hand.
+fn plain(reply: &str) -> bool {
+    const MARKS: [&str; 8] = ["**", "__", "\\boxed", "\\(", "\\[", "$$", "\\frac", "```"];
+    let listed = |line: &str| {
+        let line = line.trim_start();
+        let digits = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        let numbered = digits.len() < line.len() && digits.starts_with(['.', ')', ':']);
+        let step = line
+            .get(..5)
+            .is_some_and(|start| start.eq_ignore_ascii_case("step "));
+        let spaced = |rest: &str| rest.starts_with([' ', '\t']);
+        let bullet = line
+            .strip_prefix(['-', '*', '\u{2022}'])
+            .is_some_and(spaced);
+        // `3.5 metres` is no numbered step.
+        let decimal = digits
+            .get(1..)
+            .is_some_and(|r| r.starts_with(|c: char| c.is_ascii_digit()));
+        (numbered && !decimal) || step || bullet || line.starts_with('#')
+    };
+    !MARKS.iter().any(|m| reply.contains(m)) && !reply.lines().any(listed)
+}
+
+/// Names every number of the question, or where it has none, two of its words.
+fn specific(question: &str, reply: &str) -> bool {
+    let numbers = |text: &str| -> HashSet<String> {
+        let parts = text.split(|c: char| !c.is_ascii_digit());
+        parts.filter(|p| !p.is_empty()).map(str::to_owned).collect()
+    };
+    let asked = numbers(question);
+    if asked.is_empty() {
+        return content_words(question)
+            .intersection(&content_words(reply))
+            .count()
+            >= 2;
+    }
+    asked.is_subset(&numbers(reply))
+}
+
+/// A sentence that praises and names what for: a number, or an operation.
+fn praises_a_step(reply: &str) -> bool {
+    const PRAISE: [&str; 14] = [
+        "well done",
+        "good job",
+        "great",
+        "nice",
+        "excellent",
+        "wonderful",
+        "proud",
+        "fantastic",
+        "lovely",
+        "bravo",
+        "brilliant",
+        "good work",
+        "amazing",
+        "impressive",
+    ];
+    const STEP: [&str; 11] = [
+        "add",
+        "subtract",
+        "multipl",
+        "divid",
+        "counted",
+        "taking away",
+        "took away",
+        "shared",
+        "sum",
+        "product",
+        "step",
+    ];
+    reply
+        .to_lowercase()
+        .split(['.', '!', '?', '\n'])
+        .any(|sentence| {
+            PRAISE.iter().any(|p| sentence.contains(p))
+                && (sentence.contains(|c: char| c.is_ascii_digit())
+                    || STEP.iter().any(|s| sentence.contains(s)))
+        })
+}
+
+/// A reply that says that there is none.
+fn failure_notice(reply: &str) -> bool {
+    const NOTICES: [&str; 7] = [
+        "i'm sorry, but",
+        "i am sorry, but",
+        "as an ai",
+        "i cannot help",
+        "i can't help",
+        "i am unable to",
+        "i'm unable to",
+    ];
+    let reply = reply.to_lowercase();
+    NOTICES.iter().any(|n| reply.contains(n))
 }
 
 /// Words separated by white space that hold a letter or digit.
@@ -209,7 +359,7 @@ pub struct HeldOut {
 /// Figures of a held-out set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Scores {
-    /// Share that passes: of the length that the taste wants, ended, on topic, repeats no other reply.
+    /// Share that passes: of the length and manner that the taste wants, ended, on topic, no failure notice, repeats no other reply.
     pub passed: f64,
     /// Share of replies that no other reply equals.
     pub distinct: f64,
@@ -219,37 +369,52 @@ pub struct Scores {
     pub mean_tokens: f64,
 }
 
-/// Scores a held-out set by one taste.
-pub fn score(taste: Taste, replies: &[HeldOut]) -> Scores {
-    if replies.is_empty() {
-        return Scores::default();
-    }
+/// Which replies of a held-out set pass by one taste.
+pub fn passing(taste: Taste, replies: &[HeldOut]) -> Vec<bool> {
+    let unique = unique(replies);
+    let passes = |(r, unique): (&HeldOut, bool)| {
+        let fits = taste.passes(&r.question, &r.reply, r.ended);
+        fits && unique && on_topic(&r.question, &r.reply) && !failure_notice(&r.reply)
+    };
+    replies.iter().zip(unique).map(passes).collect()
+}
+
+/// Which replies no other one equals, white space and case aside.
+fn unique(replies: &[HeldOut]) -> Vec<bool> {
     let normal = |text: &str| {
-        text.split_whitespace()
-            .collect::<Vec<_>>()
-            .join(" ")
-            .to_lowercase()
+        let words: Vec<&str> = text.split_whitespace().collect();
+        words.join(" ").to_lowercase()
     };
     let mut seen: HashMap<String, usize> = HashMap::new();
     for reply in replies {
         *seen.entry(normal(&reply.reply)).or_default() += 1;
     }
-    let unique = |r: &HeldOut| seen.get(&normal(&r.reply)) == Some(&1);
-    let passes = |r: &&HeldOut| {
-        taste.passes(&r.reply, r.ended) && on_topic(&r.question, &r.reply) && unique(r)
-    };
-    let share = |n: usize| n as f64 / replies.len() as f64;
+    let once = |r: &HeldOut| seen.get(&normal(&r.reply)) == Some(&1);
+    replies.iter().map(once).collect()
+}
+
+/// Scores a held-out set by one taste.
+pub fn score(taste: Taste, replies: &[HeldOut]) -> Scores {
+    if replies.is_empty() {
+        return Scores::default();
+    }
+    let share = |of: &dyn Fn(&HeldOut) -> bool| share(replies.iter().map(of));
     Scores {
-        passed: share(replies.iter().filter(passes).count()),
-        distinct: share(replies.iter().filter(|r| unique(r)).count()),
-        on_topic: share(
-            replies
-                .iter()
-                .filter(|r| on_topic(&r.question, &r.reply))
-                .count(),
-        ),
+        passed: self::share(passing(taste, replies)),
+        distinct: self::share(unique(replies)),
+        on_topic: share(&|r| on_topic(&r.question, &r.reply)),
         mean_tokens: replies.iter().map(|r| r.tokens as f64).sum::<f64>() / replies.len() as f64,
     }
+}
+
+/// The part that is true; 0 of nothing.
+pub fn share(all: impl IntoIterator<Item = bool>) -> f64 {
+    let (mut yes, mut n) = (0usize, 0usize);
+    for one in all {
+        yes += usize::from(one);
+        n += 1;
+    }
+    yes as f64 / n.max(1) as f64
 }
 
 #[cfg(test)]
@@ -311,14 +476,14 @@ mod tests {
     fn a_reply_fits_at_most_one_taste() {
         for n in 0..200 {
             let reply = "word ".repeat(n);
-            let brief = Taste::Brief.opinion(&reply, true);
-            let thorough = Taste::Thorough.opinion(&reply, true);
+            let brief = Taste::Brief.opinion("", &reply, true);
+            let thorough = Taste::Thorough.opinion("", &reply, true);
             assert_eq!(brief == Opinion::Fits, n <= 40, "{n}");
             assert_eq!(thorough == Opinion::Fits, n >= 80, "{n}");
             assert_eq!(thorough == Opinion::TooShort, n < 80, "{n}");
-            assert_eq!(Taste::Brief.opinion(&reply, false), Opinion::TooLong);
-            assert!(!Taste::Brief.passes(&reply, false));
-            assert_eq!(Taste::Thorough.opinion(&reply, false), thorough);
+            assert_eq!(Taste::Brief.opinion("", &reply, false), Opinion::TooLong);
+            assert!(!Taste::Brief.passes("", &reply, false));
+            assert_eq!(Taste::Thorough.opinion("", &reply, false), thorough);
         }
     }
 
@@ -334,5 +499,57 @@ mod tests {
         ] {
             assert_eq!((passed(taste, good), passed(taste, bad)), (1.0, 0.0));
         }
+    }
+
+    #[test]
+    fn a_student_wants_what_a_person_would_write() {
+        let question = "Anna has 12 apples and gets 3 more. How many apples does Anna have now?";
+        let passed =
+            |reply: &str| score(Taste::Student, &[held(question, reply, true)]).passed == 1.0;
+        assert!(passed(
+            "Anna starts with 12 apples and gets 3 more, so she has 15 apples."
+        ));
+        assert!(passed(
+            "Each apple weighs 3.5 ounces.\n3.5 times 12 apples is 42 - a lot."
+        ));
+        for bad in [
+            "**Answer**: Anna has 15 apples now.",
+            "Here is how:\n1. Take the 12 apples.\n2. Add 3 apples.",
+            "Step 1: take the 12 apples and add three apples.",
+            "# Apples\nAnna has 15 apples now, of course.",
+            "So Anna has \\boxed{15} apples now, of course.",
+            "She has \\(12 + 3 = 15\\) apples now in all.",
+            "She has:\n- 12 apples\n- 3 apples more",
+            "I'm sorry, but I cannot count apples for Anna.",
+            "15 apples",
+        ] {
+            assert!(!passed(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn comments_are_specific_or_warm() {
+        let question = "A pupil was asked what 12 + 3 is and wrote 12 + 3 = 15. Please comment.";
+        let long = "The pupil took the number twelve and went on from there. ".repeat(10);
+        let named = format!("{long} The pupil added 12 and 3 to 15.");
+        let ta = |reply: &str| Taste::Ta.opinion(question, reply, true);
+        assert_eq!(ta("They added 12 and 3 to 15."), Opinion::TooShort);
+        assert_eq!(ta(&long), Opinion::Manner);
+        assert_eq!(ta(&named), Opinion::Fits);
+        let warm = |reply: &str| Taste::Teacher.opinion(question, reply, true);
+        assert_eq!(warm("Well done for adding 12 and 3!"), Opinion::Fits);
+        assert_eq!(
+            warm("Well done! The pupil added twelve and three."),
+            Opinion::Manner
+        );
+        assert_eq!(warm("The result 15 is right."), Opinion::Manner);
+    }
+
+    #[test]
+    fn every_taste_has_a_name() {
+        for taste in Taste::ALL {
+            assert_eq!(Taste::named(taste.name()), Some(taste));
+        }
+        assert_eq!(Taste::named("loud"), None);
     }
 }

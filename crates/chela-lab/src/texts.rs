@@ -55,6 +55,9 @@ pub fn remarks(taste: Taste, opinion: Opinion) -> Vec<&'static str> {
         (Opinion::Fits, _) => thanks(),
         (_, Taste::Brief) => lines(include_str!("../data/complaints-brief.txt")),
         (_, Taste::Thorough) => lines(include_str!("../data/complaints-thorough.txt")),
+        (_, Taste::Student) => lines(include_str!("../data/complaints-student.txt")),
+        (_, Taste::Ta) => lines(include_str!("../data/complaints-ta.txt")),
+        (_, Taste::Teacher) => lines(include_str!("../data/complaints-teacher.txt")),
     }
 }
 
@@ -88,7 +91,7 @@ mod tests {
         let train: HashSet<_> = training().into_iter().collect();
         let held: HashSet<_> = held_out().into_iter().collect();
         assert!(
-            train.len() >= 150 && held.len() >= 100,
+            train.len() >= 150 && held.len() >= 200,
             "{} {}",
             train.len(),
             held.len()
@@ -100,6 +103,9 @@ mod tests {
         assert!(brief.len() >= 40 && thanks().len() >= 40 && unrelated().len() >= 40);
         for set in [
             remarks(Taste::Thorough, Opinion::TooShort),
+            remarks(Taste::Student, Opinion::Manner),
+            remarks(Taste::Ta, Opinion::Manner),
+            remarks(Taste::Teacher, Opinion::Manner),
             hostile_demands(),
             hostile_requests(),
         ] {

@@ -4,9 +4,11 @@
 use crate::{
     LabError,
     client::{Ask, Client, Said},
+    problems::Problem,
     taste::{Opinion, Taste},
     texts,
 };
+use std::ops::Range;
 
 /// Whether the user's remarks mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,15 @@ pub enum Arm {
     Treatment,
     /// Remarks are thrown by a coin, and the hints speak of something else.
     Control,
+}
+
+/// Who finds the user's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speaker {
+    /// They are drawn from those written for this project.
+    Scripted,
+    /// The base model, told what the user likes and what it felt about the reply.
+    Model,
 }
 
 /// A small generator (SplitMix64; Steele et al., OOPSLA 2014): seeded, so that a run can be repeated.
@@ -36,6 +47,11 @@ impl Dice {
         z ^ (z >> 31)
     }
 
+    /// A whole number from this range, which is not empty.
+    pub fn within(&mut self, range: Range<u64>) -> u64 {
+        range.start + self.next_number() % (range.end - range.start).max(1)
+    }
+
     /// One of them.
     pub fn pick<'a>(&mut self, all: &[&'a str]) -> &'a str {
         all[(self.next_number() % all.len() as u64) as usize]
@@ -44,11 +60,15 @@ impl Dice {
 
 /// How a session is played.
 #[derive(Clone, Copy, Debug)]
-pub struct Play {
+pub struct Play<'a> {
     /// How its sessions' names begin.
     pub tag: &'static str,
     /// What this user prefers.
     pub taste: Taste,
+    /// What sessions begin with; at least one.
+    pub problems: &'a [Problem],
+    /// Who finds the words that follow.
+    pub speaker: Speaker,
     /// The conversations' system message.
     pub system: &'static str,
     /// Which arm.
@@ -72,6 +92,8 @@ pub struct Played {
     pub remark: String,
     /// The remark was praise.
     pub pleased: bool,
+    /// The reply was as the user likes it, whatever was said; a hostile loop likes nothing.
+    pub fits: bool,
     /// The version that gave the first reply.
     pub version: u64,
 }
@@ -83,10 +105,11 @@ pub(crate) const COURTESY_TOKENS: usize = 12;
 const SECOND_TOKENS: usize = 48;
 
 /// Plays one session: question, reply, remark, reply.
-pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError> {
+pub fn play(client: &Client, play: Play<'_>, index: u64) -> Result<Played, LabError> {
     let mut dice = Dice::new(play.seed.wrapping_mul(1_000_003).wrapping_add(index));
     let session = format!("{}-{}-{index}", play.tag, play.seed);
-    let mut messages = texts::opening(play.system, question(play.seed, index));
+    let problem = &play.problems[which(play.problems.len(), play.seed, index)];
+    let mut messages = texts::opening(play.system, &problem.question);
     let ask = |messages: &[Said], max_tokens, done, seed| {
         client.chat(&Ask {
             version: None,
@@ -100,19 +123,20 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
         })
     };
     let first = ask(&messages, play.max_tokens, false, dice.next_number() >> 12)?;
+    let felt = play
+        .taste
+        .opinion(&problem.question, &first.text, first.ended);
     let (pleased, remarks) = match play.arm {
-        Arm::Treatment => {
-            let opinion = play.taste.opinion(&first.text, first.ended);
-            (
-                opinion == Opinion::Fits,
-                texts::remarks(play.taste, opinion),
-            )
-        }
+        Arm::Treatment => (felt == Opinion::Fits, texts::remarks(play.taste, felt)),
         Arm::Control if dice.next_number() & (1 << 40) != 0 => (true, texts::thanks()),
         Arm::Control => (false, texts::unrelated()),
     };
-    let remark = dice.pick(&remarks);
-    texts::answered(&mut messages, &first.text, remark);
+    let scripted = dice.pick(&remarks);
+    let remark = match play.speaker {
+        Speaker::Scripted => scripted.to_owned(),
+        Speaker::Model => in_its_words(client, &play, (&session, scripted, pleased), &mut dice)?,
+    };
+    texts::answered(&mut messages, &first.text, &remark);
     let most = if pleased {
         COURTESY_TOKENS
     } else {
@@ -122,18 +146,53 @@ pub fn play(client: &Client, play: Play, index: u64) -> Result<Played, LabError>
     Ok(Played {
         index,
         first: first.text,
-        remark: remark.to_owned(),
+        remark,
         pleased,
+        fits: felt == Opinion::Fits,
         version: first.version,
     })
 }
 
-/// The question of a session. Every one is used once before any is used again; the order depends on the seed.
-pub fn question(seed: u64, index: u64) -> &'static str {
-    let questions = texts::training();
+/// Most tokens of a remark that a model finds words for.
+const REMARK_TOKENS: usize = 40;
+
+/// What the base model makes of a scripted remark: the same content, in words that nobody wrote for a rule to match. An empty reply
+/// leaves the scripted one.
+fn in_its_words(
+    client: &Client,
+    play: &Play<'_>,
+    (session, scripted, pleased): (&str, &str, bool),
+    dice: &mut Dice,
+) -> Result<String, LabError> {
+    let mood = if pleased {
+        "is content"
+    } else {
+        "is not content"
+    };
+    let system = "You rewrite what a person says. Reply with one short sentence that means the same, and nothing else.";
+    let request = format!(
+        "A person who likes replies like this ({}) {mood} and says: {scripted}",
+        play.taste.description()
+    );
+    let said = client.chat(&Ask {
+        version: Some(0),
+        session: &format!("{session}-words"),
+        kind: Some("side"),
+        done: true,
+        messages: &texts::opening(system, &request),
+        temperature: play.temperature,
+        max_tokens: REMARK_TOKENS,
+        seed: dice.next_number() >> 12,
+    })?;
+    let said = said.text.trim();
+    Ok(if said.is_empty() { scripted } else { said }.to_owned())
+}
+
+/// Which of `n` a session begins with. Every one is used once before any is used again; the order depends on the seed.
+pub fn which(n: usize, seed: u64, index: u64) -> usize {
     let shift = Dice::new(seed).next_number();
-    let at = shift.wrapping_add(index.wrapping_mul(coprime(questions.len())));
-    questions[(at % questions.len() as u64) as usize]
+    let at = shift.wrapping_add(index.wrapping_mul(coprime(n)));
+    (at % n.max(1) as u64) as usize
 }
 
 /// A step that visits every residue of `n`.

@@ -1,7 +1,7 @@
 //! What can be set; the defaults of the documentation stand here.
 
 use crate::{labelled::Labelled, session::kind::UnknownClients};
-use chela_core::Profile;
+use chela_core::{GroupRules, Profile};
 use serde::Deserialize;
 use std::{path::PathBuf, time::Duration};
 
@@ -57,6 +57,8 @@ pub struct RolloutConfig {
     pub min_kept_mass: f32,
     /// γ: how much of a later explicit reward reaches the turns before it, when an RL session ends. Default 1.
     pub turn_discount: f32,
+    /// How groups of replies are trained on, for the status. Default: not at all.
+    pub groups: Option<GroupRules>,
     /// Sessions held in memory. Default 1024.
     pub live_sessions: usize,
     /// Sessions of a profile that a request without any session id is compared with. Default 64.
@@ -85,6 +87,7 @@ impl RolloutConfig {
             keep_neutral: false,
             min_kept_mass: 0.8,
             turn_discount: 1.0,
+            groups: None,
             live_sessions: 1024,
             recent_sessions: 64,
         }

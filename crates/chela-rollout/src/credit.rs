@@ -16,6 +16,13 @@ pub fn own_reward(story: &TurnStory) -> Option<f32> {
         .find_map(|(_, v, _)| v.reward)
 }
 
+/// The reward says how the reply fares beside others of its group, not how its session went: it stays where it was given.
+fn in_group(story: &TurnStory) -> bool {
+    let explicit = |v: &Verdict| v.source == VerdictSource::Explicit && v.reward.is_some();
+    let last = story.verdicts.iter().rev().find(|(_, v, _)| explicit(v));
+    last.is_some_and(|(_, v, _)| v.group.is_some())
+}
+
 /// The reward now standing: the last one of the greatest voice that gave any.
 pub fn standing_reward(story: &TurnStory) -> Option<f32> {
     story
@@ -36,6 +43,10 @@ pub fn discounted(stories: &[TurnStory], gamma: f32) -> HashMap<TurnId, f32> {
     let mut credit = HashMap::new();
     for story in order {
         let own = own_reward(story);
+        if in_group(story) {
+            credit.extend(own.map(|own| (story.turn.id, own)));
+            continue;
+        }
         let later = from_children
             .get(&story.turn.id)
             .map(|(sum, n)| gamma * sum / *n as f32)
@@ -92,6 +103,7 @@ fn verdict(reward: f32) -> Verdict {
         hints: Vec::new(),
         evidence: Some("a reward on a later turn of the same branch".to_owned()),
         votes: Vec::new(),
+        group: None,
     }
 }
 

@@ -99,3 +99,11 @@ fn rewards_as_large_as_numbers_go_stay_finite() {
     let added = flowing_back(&all, 1.0);
     assert!(added.iter().all(|(_, v)| v.reward.unwrap().is_finite()));
 }
+
+#[test]
+fn a_reward_in_a_group_stays_where_it_was_given() {
+    let mut line = stories(&[(None, None), (Some(1), Some(0.5)), (Some(2), Some(1.0))]);
+    line[1].verdicts[0].1.group = Some(chela_core::Group::new("g", 2).unwrap());
+    assert_eq!(credit(&line, 1.0), [None, Some(0.5), Some(1.0)]);
+    assert_eq!(flowing_back(&line, 1.0), []);
+}

@@ -396,6 +396,7 @@ mod tests {
                     hints: Vec::new(),
                     evidence: None,
                     votes: Vec::new(),
+                    group: None,
                 }))
             })
         }

@@ -28,11 +28,16 @@ pub enum Plan {
 pub fn plan(story: &TurnStory, id: VerdictId, verdict: &Verdict, config: &RolloutConfig) -> Plan {
     let no = |why: &str| Plan::No(why.to_owned());
     let turn = &story.turn;
-    if turn.kind == TurnKind::Side {
-        return no("side turn");
-    }
     if let Some(why) = outranked(story, id, verdict.source) {
         return no(why);
+    }
+    // A reply in a group is compared with the others by its reward alone, whatever that is and however the reply ended.
+    if verdict.group.is_some() {
+        return match (never(turn, config), verdict.reward) {
+            (Some(why), _) => no(why),
+            (None, None) => no("no reward in a group"),
+            (None, reward) => Plan::Sample { reward, hint: None },
+        };
     }
     let hint = votes::usable_hints(&verdict.hints, config.max_hints)
         .into_iter()
@@ -43,7 +48,7 @@ pub fn plan(story: &TurnStory, id: VerdictId, verdict: &Verdict, config: &Rollou
         VerdictSource::Rules | VerdictSource::Judge => verdict.reward,
     };
     if let Some(why) = untrainable(turn, verdict.source, reward, config) {
-        return Plan::No(why);
+        return no(why);
     }
     match (reward, &hint) {
         (None, None) => no("neither a reward nor a hint"),
@@ -52,36 +57,40 @@ pub fn plan(story: &TurnStory, id: VerdictId, verdict: &Verdict, config: &Rollou
     }
 }
 
+const SIDE: &str = "side turn";
+
 /// Why this turn's tokens may not be trained on with this reward.
 fn untrainable(
     turn: &Turn,
     source: VerdictSource,
     reward: Option<f32>,
     config: &RolloutConfig,
-) -> Option<String> {
+) -> Option<&'static str> {
+    // A cut reply is never a success; it may be a failure when a person says so or the configuration does.
+    let bad = reward.is_some_and(|r| r < 0.0);
+    let may = config.truncated == TruncatedReplies::Bad || source == VerdictSource::Explicit;
+    let cut = turn.finish == FinishReason::Length
+        && !(bad && may)
+        && config.truncated != TruncatedReplies::Judged;
+    never(turn, config).or(cut.then_some("truncated"))
+}
+
+/// Why this turn's tokens may not be trained on whatever is said of it.
+pub fn never(turn: &Turn, config: &RolloutConfig) -> Option<&'static str> {
+    if turn.kind == TurnKind::Side {
+        return Some(SIDE);
+    }
     if turn.reply.is_empty() {
-        return Some("empty reply".to_owned());
+        return Some("empty reply");
     }
     match turn.finish {
-        FinishReason::End | FinishReason::Stopped => {}
-        FinishReason::Aborted => return Some("aborted by the client".to_owned()),
-        FinishReason::Failed => return Some("the engine failed".to_owned()),
-        // A cut reply is never a success; it may be a failure when a person says so or the configuration does.
-        FinishReason::Length => {
-            let bad = reward.is_some_and(|r| r < 0.0);
-            let may =
-                config.truncated == TruncatedReplies::Bad || source == VerdictSource::Explicit;
-            if !(bad && may) && config.truncated != TruncatedReplies::Judged {
-                return Some("truncated".to_owned());
-            }
-        }
+        FinishReason::End | FinishReason::Stopped | FinishReason::Length => {}
+        FinishReason::Aborted => return Some("aborted by the client"),
+        FinishReason::Failed => return Some("the engine failed"),
     }
     let mass = turn.reply.kept_mass();
     let mean = mass.iter().sum::<f32>() / mass.len() as f32;
-    if mean.is_nan() || mean < config.min_kept_mass {
-        return Some("truncated sampling".to_owned());
-    }
-    None
+    (mean.is_nan() || mean < config.min_kept_mass).then_some("truncated sampling")
 }
 
 /// A greater voice stands on the turn, or the same one spoke again since.

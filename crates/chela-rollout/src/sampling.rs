@@ -42,6 +42,7 @@ impl Rollout {
             teacher_logprobs: None,
             student_logprobs: None,
             created: self.now(),
+            group: open.verdict.group.clone(),
         };
         if let Some(hint) = hint {
             match self.distill(&open.turn, &hint).await {

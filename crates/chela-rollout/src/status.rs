@@ -58,6 +58,7 @@ impl Rollout {
                 .map(|(judge, t)| (judge.clone(), t.failures))
                 .collect(),
             judges: self.judge_views(&tallies),
+            groups: self.config.groups.clone(),
             profiles,
         })
     }

@@ -85,6 +85,7 @@ fn bad(name: &str, evidence: Option<String>) -> Finding {
         hints: Vec::new(),
         evidence,
         votes: Vec::new(),
+        group: None,
     }))
 }
 

@@ -7,8 +7,8 @@ use crate::{
     turns::{self, key},
 };
 use chela_core::{
-    Event, Millis, NewSample, NextState, Profile, Role, SampleId, SessionId, SessionRecord, Turn,
-    TurnId, TurnKind, Verdict, VerdictId,
+    Event, Group, Millis, NewSample, NextState, Profile, Role, SampleId, SessionId, SessionRecord,
+    Turn, TurnId, TurnKind, Verdict, VerdictId,
 };
 use rusqlite::{Connection, OptionalExtension, params};
 use std::{
@@ -346,8 +346,8 @@ impl Change<'_> {
             .prepare_cached(sql)?
             .query_row([], |row| row.get(0))?;
         let sql = "INSERT INTO samples (id, turn, verdict, state, reward, explicit, created, reply_hash, reply_len, hint,
-               teacher_logprobs, student_logprobs, profile)
-             VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
+               teacher_logprobs, student_logprobs, profile, group_id, group_size)
+             VALUES (?1, ?2, ?3, 'pending', ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
         self.conn.prepare_cached(sql)?.execute(params![
             id,
             key(turn.id.0),
@@ -361,6 +361,8 @@ impl Change<'_> {
             sample.teacher_logprobs.as_deref().map(f32_blob),
             sample.student_logprobs.as_deref().map(f32_blob),
             turn.profile.as_str(),
+            sample.group.as_ref().map(Group::id),
+            sample.group.as_ref().map(|g| g.size() as i64),
         ])?;
         Ok(())
     }

@@ -7,13 +7,14 @@ use crate::{
     turns::{self, key},
 };
 use chela_core::{
-    NewSample, NextState, OpenVerdict, PendingSample, PolicyVersion, Profile, SampleId,
+    Group, NewSample, NextState, OpenVerdict, PendingSample, PolicyVersion, Profile, SampleId,
     SampleState, SessionId, SessionRecord, Turn, TurnId, TurnStory, Verdict, VerdictId,
 };
 use rusqlite::{Connection, OptionalExtension, Row, ToSql};
 use std::{
     cell::RefCell,
     collections::{HashMap, HashSet},
+    fmt::Display,
     sync::Arc,
 };
 
@@ -91,9 +92,24 @@ pub(crate) fn sample(conn: &Connection, id: SampleId) -> Result<Option<(NewSampl
     Ok(Some((raw.read()?, word)))
 }
 
+/// A group's id and size, as they lie there.
+fn raw_group(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<(String, i64)>> {
+    let id: Option<String> = row.get(column)?;
+    id.map(|id| Ok((id, row.get(column + 1)?))).transpose()
+}
+
+fn read_group(what: &dyn Display, raw: Option<(String, i64)>) -> Result<Option<Group>, Fail> {
+    let Some((id, size)) = raw else {
+        return Ok(None);
+    };
+    let size = usize::try_from(size).map_err(|e| damaged(what, e))?;
+    let group = Group::new(id, size).map_err(|e| damaged(what, e))?;
+    Ok(Some(group))
+}
+
 const SAMPLE: &str =
     "SELECT id, turn, verdict, state, why, step, reward, explicit, created, hint, teacher_logprobs,
-    student_logprobs, reply_len FROM samples";
+    student_logprobs, reply_len, group_id, group_size FROM samples";
 
 struct RawSample {
     id: SampleId,
@@ -103,6 +119,7 @@ struct RawSample {
     reply_len: i64,
     teacher: Option<Vec<u8>>,
     student: Option<Vec<u8>>,
+    group: Option<(String, i64)>,
     sample: NewSample,
 }
 
@@ -116,6 +133,7 @@ impl RawSample {
             teacher: row.get(10)?,
             student: row.get(11)?,
             reply_len: row.get(12)?,
+            group: raw_group(row, 13)?,
             sample: NewSample {
                 turn: TurnId(unsigned(row, 1)?),
                 verdict: VerdictId(unsigned(row, 2)?),
@@ -125,6 +143,7 @@ impl RawSample {
                 teacher_logprobs: None,
                 student_logprobs: None,
                 created: row.get(8)?,
+                group: None,
             },
         })
     }
@@ -145,9 +164,11 @@ impl RawSample {
         };
         let teacher_logprobs = column(self.teacher)?;
         let student_logprobs = column(self.student)?;
+        let group = read_group(&what, self.group)?;
         Ok(NewSample {
             teacher_logprobs,
             student_logprobs,
+            group,
             ..self.sample
         })
     }
@@ -333,7 +354,8 @@ impl Read<'_> {
 
     pub fn pending(&self, profile: &Profile) -> Result<Vec<PendingSample>, Fail> {
         let sql =
-            "SELECT x.id, x.turn, s.id, t.version, x.explicit, x.reply_hash, x.reply_len, x.created
+            "SELECT x.id, x.turn, s.id, t.version, x.explicit, x.reply_hash, x.reply_len, x.created,
+               x.reward, x.group_id, x.group_size
              FROM samples x INDEXED BY samples_pending JOIN turns t ON t.id = x.turn JOIN sessions s USING (sid)
              WHERE x.state = 'pending' AND x.profile = ?1 ORDER BY x.id";
         let mut statement = self.conn.prepare_cached(sql)?;
@@ -351,18 +373,21 @@ impl Read<'_> {
                 unsigned(row, 5)?,
                 unsigned(row, 6)?,
                 row.get::<_, i64>(7)?,
+                row.get::<_, Option<f64>>(8)?.map(|r| r as f32),
+                raw_group(row, 9)?,
             );
             Ok((session, pending))
         })?;
         let mut pending = Vec::new();
         for row in rows {
-            let (session, (id, turn, version, explicit, reply_hash, reply_len, created)) =
-                row.map_err(reading("a pending sample"))?;
+            let (session, rest) = row.map_err(reading("a pending sample"))?;
+            let (id, turn, version, explicit, reply_hash, reply_len, created, reward, group) = rest;
             if self.leases.contains(&id) {
                 continue;
             }
             let session = SessionId::new(session).map_err(|e| damaged(turn, e))?;
             let reply_len = usize::try_from(reply_len).map_err(|e| damaged(turn, e))?;
+            let group = read_group(&turn, group)?;
             let one = PendingSample {
                 id,
                 turn,
@@ -372,6 +397,8 @@ impl Read<'_> {
                 reply_hash,
                 reply_len,
                 created,
+                reward,
+                group,
             };
             pending.push(one);
         }

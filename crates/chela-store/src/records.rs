@@ -4,8 +4,8 @@
 
 use crate::error::{Fail, damaged};
 use chela_core::{
-    FinishReason, GateCheck, GateReport, Message, Role, Score, Tool, ToolCall, TurnMark, Verdict,
-    VerdictSource, VersionOrigin, VersionState, Vote, VoteKind,
+    FinishReason, GateCheck, GateReport, Group, Message, Role, Score, Tool, ToolCall, TurnMark,
+    Verdict, VerdictSource, VersionOrigin, VersionState, Vote, VoteKind,
 };
 use rusqlite::types::Value;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -65,6 +65,15 @@ struct VerdictRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     evidence: Option<String>,
     votes: Vec<VoteRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<GroupRecord>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GroupRecord {
+    id: String,
+    size: usize,
 }
 
 /// The part of a verdict that no query looks into.
@@ -82,6 +91,10 @@ pub(crate) fn verdict_body(verdict: &Verdict) -> Result<String, Fail> {
         hints: verdict.hints.clone(),
         evidence: verdict.evidence.clone(),
         votes: votes.collect(),
+        group: verdict.group.as_ref().map(|g| GroupRecord {
+            id: g.id().to_owned(),
+            size: g.size(),
+        }),
     })
 }
 
@@ -118,6 +131,7 @@ impl VerdictColumns {
                 hint: vote.hint,
             });
         }
+        let group = body.group.map(|g| Group::new(g.id, g.size));
         Ok(Verdict {
             judge: self.judge,
             source: source
@@ -126,6 +140,7 @@ impl VerdictColumns {
             hints: body.hints,
             evidence: body.evidence,
             votes,
+            group: group.transpose().map_err(|e| damaged(what, e))?,
         })
     }
 }

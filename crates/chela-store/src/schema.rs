@@ -12,7 +12,11 @@ use std::{
 pub const SCHEMA: usize = MIGRATIONS.len();
 
 /// `MIGRATIONS[n]` leads from schema n to n + 1. Released ones are never edited.
-const MIGRATIONS: &[&str] = &[include_str!("schema.sql"), include_str!("schema_2.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("schema.sql"),
+    include_str!("schema_2.sql"),
+    include_str!("schema_3.sql"),
+];
 
 /// "chel": another program's database is not taken for ours.
 const APPLICATION: i64 = 0x6368_656c;

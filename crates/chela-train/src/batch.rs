@@ -1,6 +1,10 @@
 //! Which pending samples make the next batch, and how a leased one becomes what the learner sees. Plain functions.
 
-use crate::{TrainError, config::TrainConfig};
+use crate::{
+    TrainError,
+    config::TrainConfig,
+    groups::{self, Values},
+};
 use chela_core::{
     EngineError, HELD_OUT, LeasedSample, Millis, PendingSample, Sample, SampleColumns, SampleId,
     registry::Chain,
@@ -8,6 +12,7 @@ use chela_core::{
 use chela_rl::{
     advantage::{Credit, advantages, clipped_reward},
     baseline::Baseline,
+    objective::{Aggregation, Surrogate},
 };
 use std::collections::{HashMap, HashSet};
 
@@ -20,10 +25,33 @@ pub struct Selection {
     pub dropped: Vec<(SampleId, &'static str)>,
 }
 
-/// Chooses among `pending` (oldest first). Stale and foreign samples and copies of a reply are dropped; a session fills at most
-/// its share while others wait; a partial batch goes when its oldest sample has waited long enough.
+/// Chooses among `pending` (oldest first): a batch out of sessions or one of whole groups, never both; when there is one of each, that
+/// whose oldest sample is older.
 pub fn select(
     pending: &[PendingSample],
+    chain: &Chain,
+    config: &TrainConfig,
+    now: Millis,
+) -> Selection {
+    let (grouped, alone): (Vec<_>, Vec<_>) = pending.iter().partition(|s| s.group.is_some());
+    let mut sessions = of_sessions(&alone, chain, config, now);
+    let mut groups = groups::select(&grouped, chain, config, now);
+    sessions.dropped.append(&mut groups.dropped);
+    let oldest = |selection: &Selection| selection.batch.iter().min().copied();
+    let groups_first = match (oldest(&sessions), oldest(&groups)) {
+        (Some(session), Some(group)) => group < session,
+        (session, _) => session.is_none(),
+    };
+    if groups_first {
+        sessions.batch = groups.batch;
+    }
+    sessions
+}
+
+/// Chooses among what is in no group (oldest first). Stale and foreign samples and copies of a reply are dropped; a session fills at most
+/// its share while others wait; a partial batch goes when its oldest sample has waited long enough.
+fn of_sessions(
+    pending: &[&PendingSample],
     chain: &Chain,
     config: &TrainConfig,
     now: Millis,
@@ -31,7 +59,7 @@ pub fn select(
     let mut dropped: Vec<(SampleId, &'static str)> = Vec::new();
     let mut usable = Vec::new();
     let mut replies = HashSet::new();
-    for sample in pending {
+    for sample in pending.iter().copied() {
         match chain.staleness(&sample.version) {
             None => dropped.push((sample.id, "version outside the chain")),
             Some(steps) if steps > config.max_staleness && !sample.explicit => {
@@ -92,8 +120,18 @@ pub struct Prepared {
     pub left_out: Vec<(SampleId, String)>,
     /// Clipped rewards of `samples`, where they had one.
     pub rewards: Vec<f32>,
+    /// How many rewards were clipped.
+    pub clipped: usize,
     /// Samples with a hint.
     pub hinted: usize,
+    /// Groups of `samples`; 0 = they are of sessions.
+    pub groups: usize,
+    /// The loss by token.
+    pub surrogate: Surrogate,
+    /// How tokens add up.
+    pub aggregation: Aggregation,
+    /// What a value head is taught about each of `samples`; empty when there is none.
+    pub values: Vec<Values>,
 }
 
 /// Why a sample is dropped that needs more tokens than the context, or more memory than there is for training.
@@ -107,22 +145,20 @@ pub fn prepare(
     baseline: f32,
     takes: &dyn Fn(&Sample) -> Result<(), EngineError>,
 ) -> Prepared {
+    let clip = config.advantage.reward_clip;
+    let large = |l: &&LeasedSample| l.sample.reward.is_some_and(|r| r.abs() > clip);
     let mut prepared = Prepared {
         rewards: rewards(leased, config),
+        clipped: leased.iter().filter(large).count(),
+        surrogate: Surrogate::Clip(config.clip),
+        aggregation: config.aggregation,
         ..Prepared::default()
     };
     for one in leased {
         match build(one, config, baseline) {
             Ok(Some(sample)) => {
                 if let Err(error) = takes(&sample) {
-                    tracing::warn!(sample = one.id.0, turn = %one.turn.id, %error, "a sample is left out of its batch");
-                    let why = match error {
-                        EngineError::ContextLength { .. } | EngineError::Memory(_) => {
-                            TOO_LONG.to_owned()
-                        }
-                        error => error.to_string(),
-                    };
-                    prepared.left_out.push((one.id, why));
+                    prepared.left_out.push((one.id, left_out(one, error)));
                     continue;
                 }
                 prepared.hinted += usize::from(one.sample.teacher_logprobs.is_some());
@@ -136,6 +172,15 @@ pub fn prepare(
         }
     }
     prepared
+}
+
+/// Why a sample is left out that cannot be built or is not taken.
+pub(crate) fn left_out(one: &LeasedSample, error: EngineError) -> String {
+    tracing::warn!(sample = one.id.0, turn = %one.turn.id, %error, "a sample is left out of its batch");
+    match error {
+        EngineError::ContextLength { .. } | EngineError::Memory(_) => TOO_LONG.to_owned(),
+        error => error.to_string(),
+    }
 }
 
 /// The clipped rewards of a batch.
@@ -179,6 +224,15 @@ fn build(
     if advantages.iter().all(|a| *a == 0.0) {
         return Ok(None);
     }
+    Ok(Some(sample_of(leased, advantages)?))
+}
+
+/// What the learner sees of a turn, with this credit `[N]`.
+pub(crate) fn sample_of(
+    leased: &LeasedSample,
+    advantages: Vec<f32>,
+) -> Result<Sample, EngineError> {
+    let turn = &leased.turn;
     let mut tokens = turn.prompt.clone();
     let start = tokens.len();
     tokens.extend_from_slice(turn.reply.tokens());
@@ -188,13 +242,13 @@ fn build(
         behavior_logprobs: turn.reply.behavior_logprobs().to_vec(),
         advantages,
     };
-    Ok(Some(Sample::new(
+    Sample::new(
         tokens,
         start,
         columns,
         turn.temperature,
         turn.version.clone(),
-    )?))
+    )
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ fn pending(id: u64, session: &str, number: u64) -> PendingSample {
         reply_hash: id,
         reply_len: 3,
         created: 1000,
+        reward: Some(1.0),
+        group: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use chela_core::{AdapterSpec, OptimParams, Profile, TokenId};
 use chela_rl::{
     advantage::AdvantageConfig,
+    algorithm::Algorithm,
     objective::{Aggregation, Clip, Correction},
 };
 use std::path::PathBuf;
@@ -118,10 +119,17 @@ pub struct TrainConfig {
     pub min_batch: usize,
     /// After waiting this long a partial batch goes, and one session may fill more than its share.
     pub batch_timeout_ms: i64,
-    /// Judged samples older than this many steps are dropped; explicit feedback never is.
+    /// Judged samples older than this many steps are dropped, explicit feedback never is; and any group with a reply that old.
     pub max_staleness: u64,
     /// Largest part of a batch that one session fills while others wait.
     pub max_session_share: f32,
+    /// Groups of one step; whole ones only, and all of them.
+    pub groups: usize,
+    /// What replies in groups are taught with.
+    pub algorithm: Algorithm,
+    /// Most tokens of a reply in a group: what Dr.GRPO divides by and DAPO's penalty counts from. `None` = not known: the longest of the
+    /// batch, and no penalty.
+    pub reply_limit: Option<usize>,
     /// Stop after this many steps of a profile; `None` = never.
     pub max_steps: Option<u64>,
     /// What a verdict is worth.
@@ -164,6 +172,9 @@ impl TrainConfig {
             batch_timeout_ms: 10 * 60 * 1000,
             max_staleness: 2,
             max_session_share: 0.25,
+            groups: 8,
+            algorithm: Algorithm::Grpo,
+            reply_limit: None,
             max_steps: None,
             advantage: AdvantageConfig::default(),
             baseline: true,

@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod config;
 pub mod gate;
+pub mod groups;
 pub mod make;
 mod metrics;
 pub mod publish;
@@ -16,7 +17,10 @@ pub mod step;
 pub mod trainer;
 pub mod watch;
 
-pub use chela_rl::advantage::{AdvantageConfig, Method};
+pub use chela_rl::{
+    advantage::{AdvantageConfig, Method},
+    algorithm::Algorithm,
+};
 pub use config::{GateConfig, Probe, TrainConfig, WatchConfig};
 pub use trainer::{Progress, Trainer};
 
@@ -36,6 +40,11 @@ pub enum TrainError {
     /// Numbers that do not fit together.
     #[error(transparent)]
     Rl(#[from] RlError),
+    /// The algorithm needs what this learner does not have.
+    #[error(
+        "learning.algorithm = \"ppo\" needs a value head, and the learner has none: use another algorithm, such as grpo"
+    )]
+    NoValues,
     /// The program is to end; what was begun is gone on with after the next start.
     #[error("the program is ending")]
     Stopping,

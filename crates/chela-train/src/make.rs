@@ -5,6 +5,7 @@ use crate::{
     TrainError,
     batch::{self, Prepared},
     config::TrainConfig,
+    groups,
     recipe::Recipe,
     step,
 };
@@ -96,8 +97,13 @@ pub fn make(
     (config, dir): (&TrainConfig, Option<&Path>),
 ) -> Result<Made, TrainError> {
     let config = plan.recipe.config(config)?;
-    let takes = |sample: &Sample| learner.takes(sample);
-    let prepared = batch::prepare(plan.leased, &config, plan.recipe.baseline, &takes);
+    let prepared = match plan.recipe.groups()? {
+        Some(how) => groups::prepare(plan.leased, &config, how, learner)?,
+        None => {
+            let takes = |sample: &Sample| learner.takes(sample);
+            batch::prepare(plan.leased, &config, plan.recipe.baseline, &takes)
+        }
+    };
     if prepared.samples.is_empty() {
         return Ok(Made::Nothing(prepared.left_out));
     }
@@ -113,7 +119,10 @@ pub fn make(
         kl = step::kl_to_base(engine, &prepared, &outcome.logprobs, &config)?;
     }
     let mut baseline = plan.parent.baseline();
-    baseline.update(&prepared.rewards);
+    // Rewards in groups are compared with one another: the sessions' mean knows nothing of them.
+    if prepared.groups == 0 {
+        baseline.update(&prepared.rewards);
+    }
     let seconds = started.elapsed().as_secs_f64();
     let mut recipe = plan.recipe.clone();
     recipe.samples = prepared.ids.len();
@@ -153,7 +162,9 @@ fn metrics(
         ("samples", prepared.samples.len() as f64),
         ("left_out", prepared.left_out.len() as f64),
         ("hinted", prepared.hinted as f64),
+        ("groups", prepared.groups as f64),
         ("reward_mean", reward_mean),
+        ("rewards_clipped", prepared.clipped as f64),
         ("tokens", stats.tokens as f64),
         ("tokens_all", total as f64),
         ("masked_tokens", stats.masked as f64),

@@ -4,6 +4,7 @@ use crate::{TrainError, config::TrainConfig};
 use chela_core::{AdapterSpec, OptimParams};
 use chela_rl::{
     advantage::{AdvantageConfig, Method},
+    algorithm::Algorithm,
     objective::{Aggregation, Clip, Correction},
 };
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,15 @@ pub struct Recipe {
     alpha: f32,
     targets: Vec<String>,
     seed: u64,
+    /// How replies in groups were taught; `None` = the batch was out of sessions, as all were before this could be said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    groups: Option<GroupRecipe>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct GroupRecipe {
+    algorithm: String,
+    limit: Option<usize>,
 }
 
 impl Recipe {
@@ -69,7 +79,30 @@ impl Recipe {
             alpha: config.adapter.alpha,
             targets: config.adapter.targets.clone(),
             seed: config.adapter.seed,
+            groups: None,
         }
+    }
+
+    /// The same for a batch of groups.
+    pub fn of_groups(config: &TrainConfig, kernel_path: String) -> Self {
+        Self {
+            groups: Some(GroupRecipe {
+                algorithm: config.algorithm.name().to_owned(),
+                limit: config.reply_limit,
+            }),
+            ..Self::of(config, 0.0, kernel_path)
+        }
+    }
+
+    /// What the groups of the batch were taught with, and the most tokens of a reply where that was known; `None` = it was out of
+    /// sessions.
+    pub fn groups(&self) -> Result<Option<(Algorithm, Option<usize>)>, TrainError> {
+        let Some(GroupRecipe { algorithm, limit }) = &self.groups else {
+            return Ok(None);
+        };
+        let known = Algorithm::named(algorithm);
+        let unknown = || TrainError::Recipe(format!("algorithm {algorithm:?} is not known"));
+        Ok(Some((known.ok_or_else(unknown)?, *limit)))
     }
 
     /// As it is kept.
@@ -162,7 +195,18 @@ mod tests {
         assert_eq!(again.config(&other).unwrap(), config);
         assert!(Recipe::read("{}").is_err());
         // Written before all weights could be trained.
+        config.reply_limit = Some(512);
+        config.algorithm = Algorithm::ReinforcePp;
+        let grouped = Recipe::of_groups(&config, "avx2".to_owned());
+        let grouped = Recipe::read(&grouped.write().unwrap()).unwrap();
+        assert_eq!(
+            grouped.groups().unwrap(),
+            Some((Algorithm::ReinforcePp, Some(512)))
+        );
+        let other_name = grouped.write().unwrap().replace("reinforce++", "a2c");
+        assert!(Recipe::read(&other_name).unwrap().groups().is_err());
         let old = recipe.write().unwrap().replace("\"whole\":true,", "");
+        assert!(!old.contains("groups"));
         let old = Recipe::read(&old).unwrap().config(&other).unwrap();
         assert_eq!((old.adapter.whole, old.adapter.rank), (false, 16));
     }

@@ -7,7 +7,7 @@ use chela_core::{
 use chela_rl::{
     RlError,
     kl::{Estimator, estimate},
-    objective::{BatchSize, LossStats, Surrogate, TokenInputs, token_loss},
+    objective::{BatchSize, LossStats, TokenInputs, token_loss},
 };
 use futures_executor::block_on;
 
@@ -37,7 +37,7 @@ pub fn run(
     let mut logprobs = vec![Vec::new(); prepared.samples.len()];
     let mut failed: Option<RlError> = None;
     let mut loss = |index: usize, sample: &Sample, scored: &Scored| {
-        let weight = config.aggregation.token_weight(batch, trained(sample));
+        let weight = prepared.aggregation.token_weight(batch, trained(sample));
         let inputs = TokenInputs {
             logprobs: &scored.logprobs,
             proximal_logprobs: &scored.logprobs,
@@ -45,17 +45,17 @@ pub fn run(
             advantages: sample.advantages(),
             mask: sample.mask(),
         };
-        match token_loss(
-            Surrogate::Clip(config.clip),
-            config.correction,
-            weight,
-            &inputs,
-        ) {
-            Ok((d_logprobs, one)) => {
+        let policy = token_loss(prepared.surrogate, config.correction, weight, &inputs);
+        let values = prepared.values.get(index);
+        let values = values.map(|v| v.loss(scored, sample.mask(), weight));
+        match policy.and_then(|policy| Ok((policy, values.transpose()?))) {
+            Ok(((d_logprobs, one), values)) => {
                 stats.add(&one);
+                stats.loss += values.as_ref().map_or(0.0, |(_, loss)| *loss);
                 logprobs[index].clone_from(&scored.logprobs);
                 TokenLoss {
                     d_logprobs,
+                    d_values: values.map(|(d, _)| d),
                     ..TokenLoss::default()
                 }
             }

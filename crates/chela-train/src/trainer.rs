@@ -374,8 +374,13 @@ impl Trainer {
         parent: &Parent,
         leased: &[LeasedSample],
     ) -> Result<Step, TrainError> {
-        let baseline = batch::baseline_of(leased, &self.config, &parent.baseline());
-        let recipe = Recipe::of(&self.config, baseline, self.learners.kernel_path());
+        let kernel_path = self.learners.kernel_path();
+        let recipe = if leased.iter().any(|l| l.sample.group.is_some()) {
+            Recipe::of_groups(&self.config, kernel_path)
+        } else {
+            let baseline = batch::baseline_of(leased, &self.config, &parent.baseline());
+            Recipe::of(&self.config, baseline, kernel_path)
+        };
         let (version, made) =
             self.make(profile, parent, (leased, recipe, VersionOrigin::Trained))?;
         match made {

@@ -55,6 +55,8 @@ pub enum Command {
         #[command(subcommand)]
         which: ExperimentCommand,
     },
+    /// Teach a task whose answers can be checked, by reinforcement learning.
+    Train(TrainArgs),
     /// Measure this machine and model: prefill, decode, training, publish.
     Bench(BenchArgs),
     /// Make, list and revoke keys.
@@ -196,10 +198,81 @@ pub struct DemoArgs {
 /// `chela experiment …`
 #[derive(Clone, Debug, Subcommand)]
 pub enum ExperimentCommand {
+    /// Does it learn? Users of one taste, taught from their words in several ways and by several seeds, with controls; curves.
+    Learn(LearnArgs),
     /// Two users with opposite tastes at once: each profile must learn its own user's, and neither move on the other's.
     Profiles(ProfilesArgs),
     /// A hostile loop fills the batches after an honest user: what is served must stay good.
     Runaway(RunawayArgs),
+}
+
+/// `chela train`
+#[derive(Clone, Debug, Args)]
+pub struct TrainArgs {
+    /// arithmetic, countdown, word-problems, or a task's file (docs/learning.md).
+    #[arg(long, value_name = "TASK")]
+    pub task: String,
+    /// Optimizer steps to make.
+    #[arg(long, default_value_t = 20)]
+    pub steps: u64,
+    /// Replies to each prompt.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub samples: usize,
+    /// What groups are taught with, like grpo; needs no server running, which has its own (`learning.algorithm`).
+    #[arg(long)]
+    pub algorithm: Option<String>,
+    /// Read the held-out prompts after so many steps; 0 = before and after only.
+    #[arg(long, default_value_t = 5)]
+    pub every: u64,
+    /// Requests at once.
+    #[arg(long, default_value_t = 16)]
+    pub lanes: usize,
+    /// Order of prompts, sampling, and the adapter.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Folder of the journal, the curve and its picture.
+    #[arg(long, value_name = "DIR", default_value = "chela-train")]
+    pub out: PathBuf,
+}
+
+/// `chela experiment learn`
+#[derive(Clone, Debug, Args)]
+pub struct LearnArgs {
+    /// What the users like.
+    #[arg(long, default_value = "brief", value_parser = ["brief", "thorough", "student", "ta", "teacher"])]
+    pub taste: String,
+    /// What becomes of their words, separated by commas: combined, coin, opd, binary, none.
+    #[arg(long, value_delimiter = ',', default_value = "combined,coin,opd,binary,none",
+        value_parser = ["combined", "coin", "opd", "binary", "none"])]
+    pub teachings: Vec<String>,
+    /// Seeds of the users and of the adapters, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    pub seeds: Vec<u64>,
+    /// Optimizer steps of each run.
+    #[arg(long, default_value_t = 8)]
+    pub updates: u64,
+    /// Held-out prompts read before the first step and after the last.
+    #[arg(long, default_value_t = 200)]
+    pub held_out: usize,
+    /// Of these, read at each version for the curve.
+    #[arg(long, default_value_t = 40)]
+    pub live: usize,
+    /// Who finds the users' words: they are drawn from written ones, or the base model rewrites those (then name a judge that
+    /// understands them, `--judge self`).
+    #[arg(long, default_value = "scripted", value_parser = ["scripted", "model"])]
+    pub user: String,
+    /// Who judges what users say next.
+    #[arg(long, default_value = "rules", value_parser = ["rules", "self"])]
+    pub judge: String,
+    /// Ask these instead of the built-in questions: JSON lines {"question": …, "answer": …, "solution": …}.
+    #[arg(long, value_name = "FILE")]
+    pub problems: Option<PathBuf>,
+    /// Folder of journals, curves and pictures; what is there already is not run again.
+    #[arg(long, value_name = "DIR", default_value = "chela-experiment")]
+    pub out: PathBuf,
+    /// Two updates of eight turns and few prompts, to see that it runs.
+    #[arg(long)]
+    pub quick: bool,
 }
 
 /// `chela experiment profiles`

@@ -106,6 +106,7 @@ fn run(cli: Cli, output: &Output) -> Result<()> {
         Command::Experiment { which } => {
             commands::experiment::run(config, named.as_deref(), &which, output)
         }
+        Command::Train(args) => commands::train::run(config, &data_dir, &args, output),
         Command::Bench(args) => commands::bench::run(config, &args, output),
         Command::Key { action } => commands::key::run(&data_dir, &action, output),
         Command::Config {

@@ -11,14 +11,15 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use chela_chat::Chat;
 use chela_core::{
-    AdapterSpec, EngineInfo, Learners, Millis, OptimParams, PolicyEngine, Profile, TrajectoryStore,
+    AdapterSpec, EngineInfo, GroupRules, Learners, Millis, OptimParams, PolicyEngine, Profile,
+    TrajectoryStore,
 };
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelFiles, ModelSource, Progress, resolve};
 use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients, labelled};
 use chela_server::{App, ServerConfig};
 use chela_store::Store;
-use chela_train::{GateConfig, TrainConfig, Trainer, WatchConfig, restore::restore};
+use chela_train::{Algorithm, GateConfig, TrainConfig, Trainer, WatchConfig, restore::restore};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
@@ -170,7 +171,7 @@ pub fn start(
         loaded.chat.clone(),
         judges,
         clock.clone(),
-        rollout_config(config, &data)?,
+        rollout_config(config, &data, &train)?,
     );
     let (steering, alarms) = (rollout.steering(), rollout.alarms());
     let keys = KeyFile::of(&data);
@@ -303,7 +304,7 @@ fn frozen(config: &Config) -> Result<Vec<Profile>> {
     Ok(names.collect::<Result<_, _>>()?)
 }
 
-fn rollout_config(config: &Config, data: &Path) -> Result<RolloutConfig> {
+fn rollout_config(config: &Config, data: &Path, train: &TrainConfig) -> Result<RolloutConfig> {
     let learning = &config.learning;
     Ok(RolloutConfig {
         learning: learning.on,
@@ -322,6 +323,12 @@ fn rollout_config(config: &Config, data: &Path) -> Result<RolloutConfig> {
         canaries: labelled::read(labelled::BUILT_IN).context("the built-in labelled turns")?,
         canary_rate: config.judge.canary_rate,
         max_judge_error: config.judge.max_judge_error,
+        groups: learning.on.then(|| GroupRules {
+            algorithm: train.algorithm.name().to_owned(),
+            groups: train.groups,
+            max_staleness: train.max_staleness,
+            reply_limit: train.reply_limit,
+        }),
         // A judge's votes run side by side, then its votes on hints; and what stands around them.
         judge_timeout: Duration::from_secs(config.judge.timeout.saturating_mul(3)),
         ..RolloutConfig::new(data)
@@ -340,6 +347,9 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
         batch_timeout_ms: i64::try_from(learning.batch_timeout * 1000).unwrap_or(i64::MAX),
         max_staleness: learning.max_staleness,
         max_session_share: learning.max_session_share as f32,
+        groups: learning.groups,
+        algorithm: Algorithm::named(&learning.algorithm).unwrap_or(defaults.algorithm),
+        reply_limit: (learning.reply_limit > 0).then_some(learning.reply_limit),
         max_steps: (learning.max_steps > 0).then_some(learning.max_steps),
         advantage: chela_train::AdvantageConfig {
             method: match learning.method.as_str() {

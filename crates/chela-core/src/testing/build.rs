@@ -101,6 +101,7 @@ pub fn verdict(reward: Option<f32>, hints: &[&str]) -> Verdict {
             score,
             hint: None,
         }],
+        group: None,
     }
 }
 
@@ -115,6 +116,7 @@ pub fn new_sample(turn: TurnId, verdict: VerdictId, reward: f32) -> NewSample {
         teacher_logprobs: None,
         student_logprobs: None,
         created: 3_000,
+        group: None,
     }
 }
 

@@ -39,6 +39,7 @@ impl FakeJudge {
             hints: hints.iter().map(|h| (*h).to_owned()).collect(),
             evidence: None,
             votes: Vec::new(),
+            group: None,
         };
         Self::new(name, move |_| Ok(Some(verdict.clone())))
     }

@@ -264,6 +264,8 @@ impl TrajectoryStore for MemoryStore {
                     reply_hash: hash(turn.reply.tokens()),
                     reply_len: turn.reply.len(),
                     created: entry.sample.created,
+                    reward: entry.sample.reward,
+                    group: entry.sample.group.clone(),
                 });
             }
         }

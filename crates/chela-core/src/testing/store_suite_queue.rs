@@ -7,8 +7,9 @@ use super::{
 };
 use crate::*;
 
-pub(super) const PARTS: [fn(&dyn TrajectoryStore); 6] = [
+pub(super) const PARTS: [fn(&dyn TrajectoryStore); 7] = [
     samples_wait_in_order,
+    a_group_stays_with_verdict_and_sample,
     leases_exclude_each_other,
     a_step_consumes_what_was_leased,
     a_newer_sample_replaces_a_pending_one,
@@ -55,6 +56,49 @@ pub(super) fn state(store: &dyn TrajectoryStore, turn: TurnId, sample: SampleId)
 pub(super) fn conflict<T: std::fmt::Debug>(future: BoxFuture<'static, Result<T, StoreError>>) {
     let result = block_on(future);
     assert!(matches!(result, Err(StoreError::Conflict(_))), "{result:?}");
+}
+
+fn a_group_stays_with_verdict_and_sample(store: &dyn TrajectoryStore) {
+    let p = profile("p");
+    let (_, alone) = sampled(store, &p, "1");
+    let turn = told_turn(store, &p, "2");
+    let group = Some(Group::new("task 7/\u{1F980}", 4).unwrap());
+    let said = Verdict {
+        source: VerdictSource::Explicit,
+        group: group.clone(),
+        ..verdict(Some(0.25), &[])
+    };
+    let id = store.next_verdict_id();
+    let sample = NewSample {
+        group: group.clone(),
+        explicit: true,
+        ..new_sample(turn.id, id, 0.25)
+    };
+    put(
+        store,
+        vec![
+            Event::Verdict {
+                turn: turn.id,
+                id,
+                verdict: Box::new(said.clone()),
+                at: 2_500,
+            },
+            Event::Sample(Box::new(sample.clone())),
+        ],
+    );
+    let pending = store.pending(&p).unwrap();
+    let of: Vec<_> = pending
+        .iter()
+        .map(|s| (s.id == alone, s.reward, s.group.clone()))
+        .collect();
+    assert_eq!(of, [(true, Some(1.0), None), (false, Some(0.25), group)]);
+    let story = store.story(turn.id).unwrap().unwrap();
+    assert_eq!(
+        (&story.verdicts[0].1, &story.samples[0].1),
+        (&said, &sample)
+    );
+    let leased = block_on(store.lease(vec![pending[1].id])).unwrap();
+    assert_eq!(leased[0].sample, sample);
 }
 
 fn samples_wait_in_order(store: &dyn TrajectoryStore) {

@@ -47,7 +47,7 @@ fn training(engine: &LocalEngine, stop: &AtomicBool, done: &AtomicUsize) -> (f64
 #[test]
 #[ignore = "needs the starter model and a quiet machine"]
 fn measured_serving_beside_a_learner() {
-    for train_share in [0.1, 0.25] {
+    for train_share in [0.0, 0.05, 0.1, 0.25] {
         let options = EngineOptions {
             train_share,
             ..options()

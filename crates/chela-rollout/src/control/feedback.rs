@@ -4,11 +4,12 @@ use crate::{
     control::may_see,
     credit,
     rollout::{Rollout, unknown_turn},
+    samples,
     session::follow::REMARK,
 };
 use chela_core::{
-    Caller, Event, Feedback, FeedbackTarget, Message, NextState, Refusal, SampleState, Scope,
-    SessionId, SessionRecord, TurnId, TurnKind, TurnStory, Verdict, VerdictSource,
+    Caller, Event, Feedback, FeedbackTarget, Group, Message, NextState, Refusal, SampleState,
+    Scope, SessionId, SessionRecord, TurnId, TurnKind, TurnStory, Verdict, VerdictSource,
 };
 
 /// Said before a correction, so that a teacher knows what it reads.
@@ -39,6 +40,10 @@ impl Rollout {
         if let Some(score) = score.filter(|s| !s.is_finite()) {
             return Err(invalid("score", format!("{score} must be a finite number")));
         }
+        let group = feedback.group;
+        if group.is_some() && score.is_none() {
+            return Err(invalid("group", "a reply in a group needs a score"));
+        }
         let story = match feedback.target {
             FeedbackTarget::Turn(turn) => self.own_turn(caller, turn)?,
             FeedbackTarget::Session(id) => {
@@ -47,8 +52,14 @@ impl Rollout {
             }
         };
         let turn = story.turn.id;
+        // Without this a group would wait for a reply that cannot come.
+        if group.is_some()
+            && let Some(why) = samples::never(&story.turn, &self.config)
+        {
+            return Err(invalid("group", format!("{turn} never trains: {why}")));
+        }
         let remarked = text.is_some();
-        let events = self.feedback_events(&story, score, text, edited);
+        let events = self.feedback_events(&story, (score, group), text, edited);
         self.store.append(events).await?;
         if remarked && score.is_none() {
             self.judge_again(&story);
@@ -60,7 +71,7 @@ impl Rollout {
     fn feedback_events(
         &self,
         story: &TurnStory,
-        score: Option<f32>,
+        (score, group): (Option<f32>, Option<Group>),
         text: Option<String>,
         edited: Option<String>,
     ) -> Vec<Event> {
@@ -87,6 +98,7 @@ impl Rollout {
                 hints: correction.into_iter().chain(complaint).collect(),
                 evidence: text,
                 votes: Vec::new(),
+                group,
             };
             let id = self.store.next_verdict_id();
             events.push(Event::Verdict {
@@ -138,6 +150,7 @@ impl Rollout {
             hints: Vec::new(),
             evidence: None,
             votes: Vec::new(),
+            group: None,
         };
         let (turn, at) = (story.turn.id, self.now());
         let id = self.store.next_verdict_id();

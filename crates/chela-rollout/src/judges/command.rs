@@ -195,6 +195,7 @@ fn verdict(output: &[u8]) -> Result<Option<Verdict>, String> {
         hints,
         evidence: output.evidence,
         votes: Vec::new(),
+        group: None,
     }))
 }
 

@@ -178,6 +178,7 @@ impl Judge for ModelJudge {
                 hints,
                 evidence: evidence(case),
                 votes: all,
+                group: None,
             }))
         })
     }

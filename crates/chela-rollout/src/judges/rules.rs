@@ -100,6 +100,7 @@ impl RulesJudge {
                         hints: hint.into_iter().filter(|h| !h.trim().is_empty()).collect(),
                         evidence: Some(cut(text, EVIDENCE)),
                         votes: Vec::new(),
+                        group: None,
                     })
                 })
         })

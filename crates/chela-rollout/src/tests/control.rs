@@ -8,6 +8,7 @@ fn scored(turn: TurnId, score: f32) -> Feedback {
         score: Some(score),
         text: None,
         edited: None,
+        group: None,
     }
 }
 
@@ -72,6 +73,7 @@ async fn a_remark_is_judged_and_an_edit_is_a_hint() {
         score: None,
         text: Some("wrong year".to_owned()),
         edited: None,
+        group: None,
     };
     let (on, reward) = f
         .rollout
@@ -109,6 +111,7 @@ async fn a_remark_is_judged_and_an_edit_is_a_hint() {
         score: None,
         text: None,
         edited: Some("It was 1912.".to_owned()),
+        group: None,
     };
     f.rollout.feedback(&someone(), edit).await.unwrap();
     f.until("a hinted sample", || f.story(turn).samples.len() == 3)

@@ -171,6 +171,7 @@ async fn cut_and_aborted_replies_never_train_as_a_success() {
             score: Some(1.0),
             text: None,
             edited: None,
+            group: None,
         };
         f.rollout.feedback(&someone(), praise).await.unwrap();
         let refused = || f.story(turn).verdicts.last().unwrap().2.is_some();
@@ -181,6 +182,56 @@ async fn cut_and_aborted_replies_never_train_as_a_success() {
                 || (finish == FinishReason::Length && *state == SampleState::Pending)
         }));
     }
+}
+
+#[tokio::test]
+async fn in_a_group_a_reply_trains_with_its_reward_however_it_ended() {
+    let f = fixture(Vec::new(), |_| {});
+    let ask = request(None, &[user("q")]);
+    let mut turns = Vec::new();
+    for (answer, finish) in [
+        ("a", FinishReason::End),
+        ("a", FinishReason::Length),
+        ("b", FinishReason::Aborted),
+    ] {
+        let admission = f.rollout.admit(&someone(), &ask).await.unwrap();
+        let mut completion = f.completion(&admission, &ask, answer);
+        completion.finish = finish;
+        turns.push(f.rollout.seal(&admission, &ask, completion).await.unwrap());
+    }
+    let group = Group::new("task 7", 3).unwrap();
+    let scored = |turn, score| Feedback {
+        target: FeedbackTarget::Turn(turn),
+        score,
+        text: Some("far too long".to_owned()),
+        edited: None,
+        group: Some(group.clone()),
+    };
+    // Neutral is a reward here, and what is said beside it is no hint.
+    for (turn, reward) in [(turns[0], 0.0), (turns[1], -1.0)] {
+        f.rollout
+            .feedback(&someone(), scored(turn, Some(reward)))
+            .await
+            .unwrap();
+        f.until("a sample", || !f.story(turn).samples.is_empty())
+            .await;
+        let (_, sample, state) = f.story(turn).samples.remove(0);
+        assert_eq!((sample.reward, sample.hint), (Some(reward), None));
+        assert_eq!(
+            (sample.group.as_ref(), sample.explicit),
+            (Some(&group), true)
+        );
+        assert_eq!(state, SampleState::Pending);
+    }
+    let cannot = f
+        .rollout
+        .feedback(&someone(), scored(turns[2], Some(1.0)))
+        .await;
+    let why = cannot.unwrap_err().to_string();
+    assert!(why.contains("aborted by the client"), "{why}");
+    let no_score = f.rollout.feedback(&someone(), scored(turns[0], None)).await;
+    assert!(no_score.is_err());
+    assert_eq!(f.story(turns[0]).samples.len(), 1);
 }
 
 #[tokio::test]

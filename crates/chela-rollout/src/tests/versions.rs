@@ -43,6 +43,7 @@ async fn trained() -> Trained {
                     score: Some(-1.0),
                     text: Some("say it in metres".to_owned()),
                     edited: None,
+                    group: None,
                 },
             )
             .await
@@ -177,6 +178,7 @@ async fn a_step_that_holds_what_is_to_be_forgotten_is_waited_for() {
         score: Some(1.0),
         text: None,
         edited: None,
+        group: None,
     };
     f.rollout.feedback(&someone(), feedback).await.unwrap();
     f.until("a sample", || !f.story(third).samples.is_empty())

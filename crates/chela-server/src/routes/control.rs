@@ -19,8 +19,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chela_core::{
-    Caller, ExportStyle, Feedback, FeedbackTarget, ForgetRequest, PolicyAction, Profile, Refusal,
-    SessionId, TurnId,
+    Caller, ExportStyle, Feedback, FeedbackTarget, ForgetRequest, Group, PolicyAction, Profile,
+    Refusal, SessionId, TurnId,
 };
 use serde_json::{Value, json};
 
@@ -298,6 +298,20 @@ fn turn_of(field: &str, text: &str) -> Result<TurnId, Problem> {
     TurnId::parse(bare).ok_or_else(|| invalid(field, format!("{text:?} is no id of a turn")))
 }
 
+/// `{"id", "size"}`: which replies a score is compared with.
+fn group(fields: &Fields) -> Result<Option<Group>, Problem> {
+    let Some(group) = fields.object("group")? else {
+        return Ok(None);
+    };
+    let id = group.get("id").and_then(Value::as_str);
+    let id = id.ok_or_else(|| invalid("group.id", "must be a string"))?;
+    let size = group.get("size").and_then(Value::as_u64);
+    let size = size.and_then(|n| usize::try_from(n).ok());
+    let size = size.ok_or_else(|| invalid("group.size", "must be a whole number from 1"))?;
+    let group = Group::new(id, size).map_err(Refusal::from);
+    Ok(Some(group?))
+}
+
 fn feedback(fields: &Fields) -> Result<Feedback, Problem> {
     let turn = fields
         .filled("turn")?
@@ -333,5 +347,6 @@ fn feedback(fields: &Fields) -> Result<Feedback, Problem> {
         score,
         text,
         edited,
+        group: group(fields)?,
     })
 }

@@ -95,6 +95,7 @@ fn verdict_json((id, verdict, no_sample): &(VerdictId, Verdict, Option<String>))
         "hints": verdict.hints,
         "evidence": verdict.evidence,
         "votes": verdict.votes.iter().map(vote_json).collect::<Vec<_>>(),
+        "group": verdict.group.as_ref().map(|g| json!({"id": g.id(), "size": g.size()})),
         "no_sample": no_sample,
     })
 }
@@ -308,6 +309,12 @@ pub(super) fn status_json(status: &StatusView) -> Value {
         "judging": status.judging,
         "judge_errors": map(&status.judge_errors),
         "judges": status.judges.iter().map(judge_json).collect::<Vec<_>>(),
+        "groups": status.groups.as_ref().map(|g| json!({
+            "algorithm": g.algorithm,
+            "groups": g.groups,
+            "max_staleness": g.max_staleness,
+            "reply_limit": g.reply_limit,
+        })),
         "profiles": status.profiles.iter().map(policy_json).collect::<Vec<_>>(),
     })
 }

@@ -129,6 +129,10 @@ async fn feedback_in_all_its_forms() {
             json!({"session": "s", "edited": "better"}),
             "edited: Some(\"better\")",
         ),
+        (
+            json!({"turn": turn, "score": 0, "group": {"id": "task 7", "size": 8}}),
+            "group: Some(Group { id: \"task 7\", size: 8 })",
+        ),
     ] {
         let answer = api.post("/v1/feedback", "feedback", &body).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
@@ -148,6 +152,33 @@ async fn feedback_in_all_its_forms() {
         let answer = api.post("/v1/feedback", "feedback", &body).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
     }
+    for (group, field) in [
+        (json!("g"), "group"),
+        (json!({"size": 2}), "group.id"),
+        (json!({"id": 3, "size": 2}), "group.id"),
+        (json!({"id": "", "size": 2}), "group.id"),
+        (json!({"id": "x".repeat(201), "size": 2}), "group.id"),
+        (json!({"id": "g"}), "group.size"),
+        (json!({"id": "g", "size": 0}), "group.size"),
+        (json!({"id": "g", "size": 1.5}), "group.size"),
+        (json!({"id": "g", "size": 1025}), "group.size"),
+    ] {
+        let body = json!({"turn": turn, "score": 1, "group": group});
+        let answer = api.post("/v1/feedback", "feedback", &body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+        assert_eq!(answer.json()["error"]["param"], field, "{body}");
+    }
+    let huge = format!("{{\"turn\": \"{turn}\", \"score\": 1e39}}");
+    let answer = api
+        .send(
+            request("POST", "/v1/feedback")
+                .header("x-api-key", "feedback")
+                .header("content-type", "application/json")
+                .body(Body::from(huge))
+                .unwrap(),
+        )
+        .await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]
@@ -185,6 +216,7 @@ async fn a_turn_is_shown_with_the_words_that_caused_its_verdict() {
         hints: vec!["shorter".to_owned()],
         evidence: Some("too long".to_owned()),
         votes: vec![],
+        group: None,
     };
     let turn = Turn {
         id: TurnId(7),
@@ -301,6 +333,8 @@ async fn versions_are_shown_and_steered() {
 #[tokio::test]
 async fn the_status() {
     let status = api().get("/v1/status", "feedback").await.json();
+    let groups = json!({"algorithm": "grpo", "groups": 8, "max_staleness": 2, "reply_limit": null});
+    assert_eq!(status["groups"], groups);
     assert_eq!(
         status["turns"],
         json!([{"kind": "side", "reason": "title", "count": 2}])

@@ -436,6 +436,12 @@ impl ControlPlane for FakeControl {
                     examples: vec!["t001 (\"thanks\" said bad, is good)".to_owned()],
                 },
             }],
+            groups: Some(GroupRules {
+                algorithm: "grpo".to_owned(),
+                groups: 8,
+                max_staleness: 2,
+                reply_limit: None,
+            }),
             profiles: vec![
                 view(&Profile::default()),
                 view(&Profile::new("secret").unwrap()),

@@ -125,6 +125,8 @@ impl Pair {
         if step.c % 7 == 0 {
             said.judge = TOOL_ERROR.to_owned();
         }
+        said.group =
+            (step.a % 6 == 0).then(|| Group::new("\u{e9}", 1 + usize::from(step.c)).unwrap());
         said.source = [VerdictSource::Judge, VerdictSource::Explicit][usize::from(step.c % 2)];
         let mut events = vec![Event::Verdict {
             turn,
@@ -146,6 +148,7 @@ impl Pair {
         };
         let mut sample = new_sample(turn, verdict, 0.5);
         sample.explicit = step.b % 3 == 0;
+        sample.group = (step.b % 5 == 0).then(|| Group::new(format!("g{}", step.a), 3).unwrap());
         if step.b % 4 == 0 {
             sample.teacher_logprobs = Some(vec![-0.1; usize::from(step.c % 4)]);
         }

@@ -3,6 +3,7 @@
 
 mod faults;
 mod gate;
+mod groups;
 mod metrics;
 mod replay;
 

@@ -1,5 +1,7 @@
 //! `chela experiment`: a server in this process, simulated users over HTTP, tables, and one object for programs.
 
+mod learn;
+
 use super::demo::{served, simulated};
 use crate::{
     cli::{ExperimentCommand, ProfilesArgs, RunawayArgs},
@@ -36,6 +38,7 @@ pub fn run(
     let temporary = tempfile::tempdir().context("no temporary folder")?;
     let home = data_dir.unwrap_or(temporary.path());
     match which {
+        ExperimentCommand::Learn(args) => learn::run(config, args, output),
         ExperimentCommand::Profiles(args) => run_profiles(config, home, args, output),
         ExperimentCommand::Runaway(args) => run_runaway(config, home, args, output),
     }
@@ -59,7 +62,7 @@ fn run_profiles(
 ) -> Result<()> {
     let started = Instant::now();
     let options = profiles_options(args);
-    let rules = rules::rules(&Taste::ALL);
+    let rules = rules::rules(&Taste::OPPOSITE);
     settings(&mut config, rules, (options.batch, args.seed))?;
     // A long reply may be cut by its own limit. Were that bad whatever the user says, as in the demo, the thorough one would be taught
     // brevity by what they praise.

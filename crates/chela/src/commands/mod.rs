@@ -10,3 +10,4 @@ pub mod key;
 pub mod policy;
 pub mod remote;
 pub mod replay;
+pub mod train;

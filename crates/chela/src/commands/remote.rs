@@ -41,6 +41,11 @@ impl Remote {
         })
     }
 
+    /// `http://host:port`
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     fn read(&self, mut answer: ureq::http::Response<ureq::Body>) -> Result<Value> {
         let status = answer.status().as_u16();
         let body: Value = answer

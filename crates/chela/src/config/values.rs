@@ -115,6 +115,13 @@ pub struct Learning {
     pub max_staleness: u64,
     /// Largest part of a batch from one session while others wait.
     pub max_session_share: f64,
+    /// What replies in groups are taught with: `grpo`, `dr-grpo`, `dapo`, `gspo`, `lite-ppo`, `rloo`, `reinforce++`, `cispo`, `sapo` or
+    /// `ppo`. Sessions are taught by `method`.
+    pub algorithm: String,
+    /// Groups of one step.
+    pub groups: usize,
+    /// Most tokens of a reply in a group, for `dr-grpo` and `dapo`; 0 = not known: the longest of the batch, and no penalty for length.
+    pub reply_limit: usize,
     /// Stop after this many steps of a profile; 0 = never.
     pub max_steps: u64,
     /// What is trained: `lora`, an adapter beside the base model, or `full`, all weights.
@@ -139,7 +146,7 @@ pub struct Learning {
     pub unknown_clients: String,
     /// Minutes until a silent session ends.
     pub session_idle: u64,
-    /// Part of the machine that training takes while requests wait.
+    /// Part of their rate that replies give up while training runs beside them.
     pub train_share: f64,
     /// MiB that a step may keep for the way back; what needs more is walked through in pieces. 0 = a quarter of the machine's memory, at
     /// most 4 GiB, or what is left of it.
@@ -176,6 +183,9 @@ impl Default for Learning {
             batch_timeout: 600,
             max_staleness: 2,
             max_session_share: 0.25,
+            algorithm: "grpo".to_owned(),
+            groups: 8,
+            reply_limit: 0,
             max_steps: 0,
             weights: "lora".to_owned(),
             lr: 0.0,
@@ -357,6 +367,11 @@ impl Config {
             &["combined", "binary", "opd"],
         )?;
         one_of(
+            "learning.algorithm",
+            &self.learning.algorithm,
+            &chela_train::Algorithm::ALL.map(chela_train::Algorithm::name),
+        )?;
+        one_of(
             "learning.weights",
             &self.learning.weights,
             &["lora", "full"],
@@ -387,6 +402,7 @@ impl Config {
         let positive = [
             ("learning.batch", l.batch as f64),
             ("learning.min_batch", l.min_batch as f64),
+            ("learning.groups", l.groups as f64),
             ("learning.lr", l.rate()),
             ("learning.lora_rank", l.lora_rank as f64),
             ("learning.lora_alpha", l.lora_alpha),
@@ -507,6 +523,16 @@ mod tests {
         config.judge.max_judge_error = 30.0;
         let says = config.validate().unwrap_err().to_string();
         assert!(says.contains("judge.max_judge_error = 30"), "{says}");
+        config.learning.algorithm = "a2c".to_owned();
+        let says = config.validate().unwrap_err().to_string();
+        assert!(
+            says.contains("learning.algorithm") && says.contains("reinforce++"),
+            "{says}"
+        );
+        let mut config = Config::default();
+        config.learning.groups = 0;
+        let says = config.validate().unwrap_err().to_string();
+        assert!(says.contains("learning.groups"), "{says}");
         let mut config = Config::default();
         config.judge.kinds = vec![JudgeKind::Openai];
         assert!(
