@@ -241,7 +241,8 @@ fn huge_rewards_are_clipped_and_leave_every_figure_finite() {
             assert!(matches!(rig.state(turn), SampleState::Consumed(_)));
         }
         let mut metrics = rig.store.versions(&p).unwrap()[0].metrics.clone();
-        metrics.retain(|(name, _)| !name.contains("second"));
+        // What a clock said, and how many were clipped, differ.
+        metrics.retain(|(name, _)| !name.contains("second") && name != "rewards_clipped");
         assert!(metrics.iter().all(|(_, x)| x.is_finite()), "{metrics:?}");
         metrics
     };
