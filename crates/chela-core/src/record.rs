@@ -310,6 +310,40 @@ pub enum PolicyAction {
     Import(PathBuf),
 }
 
+/// How one judge fared with canaries: turns whose right verdict is known, put before it beside the real work.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CanaryFigures {
+    /// Its last verdicts on canaries, at most as many as its error is taken over.
+    pub verdicts: u64,
+    /// Those of them that were wrong.
+    pub wrong: u64,
+    /// Canaries it had nothing to say about, or only void votes.
+    pub abstained: u64,
+    /// Canaries it failed on.
+    pub failed: u64,
+    /// The share that was wrong; `None` = too few verdicts to say.
+    pub error: Option<f64>,
+    /// The newest wrong ones, in words.
+    pub examples: Vec<String>,
+}
+
+/// How one judge fared since the start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct JudgeView {
+    /// Its name, as configured.
+    pub judge: String,
+    /// Turns of users on which it gave a verdict.
+    pub verdicts: u64,
+    /// Votes with a readable answer.
+    pub valid_votes: u64,
+    /// Votes without.
+    pub void_votes: u64,
+    /// Verdicts that came with a hint.
+    pub hinted: u64,
+    /// Canaries.
+    pub canaries: CanaryFigures,
+}
+
 /// How groups of replies are trained on: what a task runner has to know to keep pace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRules {
@@ -340,6 +374,8 @@ pub struct StatusView {
     pub judging: u64,
     /// Judge errors since start, by judge.
     pub judge_errors: Vec<(String, u64)>,
+    /// Each configured judge, in the order in which they are asked.
+    pub judges: Vec<JudgeView>,
     /// How groups of replies are trained on; `None` = not at all.
     pub groups: Option<GroupRules>,
     /// Each profile with what it serves.

@@ -2,18 +2,60 @@
 
 use crate::{
     Millis,
-    ids::{PolicyVersion, SampleId},
+    ids::{PolicyVersion, Profile, SampleId},
     store::{VersionOrigin, VersionRecord, VersionState},
 };
 use futures_util::lock::Mutex;
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::Arc,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::{Arc, PoisonError},
 };
 
 /// Held by whoever changes what a profile is served: a person going back and a trainer publishing take turns, so that the engine's
 /// pointer and the registry say the same.
 pub type Steering = Arc<Mutex<()>>;
+
+/// Batches in a row of one profile that made no version.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Barren {
+    /// How many.
+    pub batches: u64,
+    /// How many of their samples taught nothing for which reason.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+/// Which profiles' batches made no version lately: a trainer writes it, who tells operators reads it. It begins empty at each start.
+#[derive(Clone, Debug, Default)]
+pub struct Alarms(Arc<std::sync::Mutex<BTreeMap<Profile, Barren>>>);
+
+impl Alarms {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Profile, Barren>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more batch that came to nothing, with the reason of each sample.
+    pub fn raise<'a>(&self, profile: &Profile, reasons: impl Iterator<Item = &'a str>) {
+        let mut all = self.lock();
+        let barren = all.entry(profile.clone()).or_default();
+        barren.batches += 1;
+        for why in reasons {
+            *barren.reasons.entry(why.to_owned()).or_default() += 1;
+        }
+    }
+
+    /// A version was made.
+    pub fn clear(&self, profile: &Profile) {
+        self.lock().remove(profile);
+    }
+
+    /// How a profile stands; `None` = its last batch made a version, or there was none yet.
+    pub fn of(&self, profile: &Profile) -> Option<Barren> {
+        self.lock().get(profile).cloned()
+    }
+}
+
+/// The folder of the steps' figures, below the data folder: `<profile>.jsonl` and `<profile>/` in it.
+pub const METRICS: &str = "metrics";
 
 /// The parent chain of one version: number → steps since the base.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -164,7 +206,6 @@ pub fn undo(versions: &[VersionRecord], trained: &[(SampleId, u64)]) -> Undo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Profile;
 
     fn record(number: u64, parent: u64, steps: u64, state: VersionState) -> VersionRecord {
         VersionRecord {

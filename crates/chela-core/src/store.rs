@@ -281,6 +281,18 @@ pub enum VersionState {
 }
 
 impl VersionState {
+    /// The word used in the API, in files and on disk, and why, where there is a reason.
+    pub fn words(&self) -> (&'static str, Option<&str>) {
+        match self {
+            Self::Candidate => ("candidate", None),
+            Self::Served => ("served", None),
+            Self::Superseded => ("superseded", None),
+            Self::Rejected(why) => ("rejected", Some(why)),
+            Self::RolledBack(why) => ("rolled_back", Some(why)),
+            Self::Forgotten(why) => ("forgotten", Some(why)),
+        }
+    }
+
     /// Its weights still exist.
     pub fn is_there(&self) -> bool {
         !matches!(self, Self::Forgotten(_))
@@ -633,6 +645,8 @@ pub struct StoreCounts {
     pub samples: Vec<(String, u64)>,
     /// Verdicts by source.
     pub verdicts: Vec<(String, u64)>,
+    /// Verdicts by who gave them and what they say: `good` (above 0), `neutral` (0), `bad` (below 0), `none` (no reward).
+    pub judged: Vec<(String, String, u64)>,
     /// Turns that wait for a judge.
     pub unjudged: u64,
     /// Sessions.

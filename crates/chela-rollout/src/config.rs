@@ -1,6 +1,6 @@
 //! What can be set; the defaults of the documentation stand here.
 
-use crate::session::kind::UnknownClients;
+use crate::{labelled::Labelled, session::kind::UnknownClients};
 use chela_core::{GroupRules, Profile};
 use serde::Deserialize;
 use std::{path::PathBuf, time::Duration};
@@ -35,6 +35,12 @@ pub struct RolloutConfig {
     pub judge_timeout: Duration,
     /// First pause after a judge failed; doubled each time, up to ten minutes. Default 15 s.
     pub judge_backoff: Duration,
+    /// Turns whose verdict is known, which are put before the judges now and then. Default: none.
+    pub canaries: Vec<Labelled>,
+    /// Part of the judged turns beside which one of them is. Default 0.05.
+    pub canary_rate: f64,
+    /// The part of a judge's verdicts on canaries that may be wrong before learning stops. Default 0.3.
+    pub max_judge_error: f64,
     /// Hints kept of one verdict. Default 3.
     pub max_hints: usize,
     /// Replies cut by length. Default: they never train.
@@ -70,6 +76,9 @@ impl RolloutConfig {
             max_backlog: 10_000,
             judge_timeout: Duration::from_secs(360),
             judge_backoff: Duration::from_secs(15),
+            canaries: Vec::new(),
+            canary_rate: 0.05,
+            max_judge_error: 0.3,
             max_hints: 3,
             truncated: TruncatedReplies::default(),
             unknown_clients: UnknownClients::default(),

@@ -53,7 +53,8 @@ pub fn discounted(stories: &[TurnStory], gamma: f32) -> HashMap<TurnId, f32> {
             .filter(|_| gamma != 0.0);
         let reached = match (own, later) {
             (None, None) => continue,
-            (own, later) => own.unwrap_or(0.0) + later.unwrap_or(0.0),
+            // Each was finite; their sum stays so, or it would be lost here and null in an export.
+            (own, later) => (own.unwrap_or(0.0) + later.unwrap_or(0.0)).clamp(f32::MIN, f32::MAX),
         };
         credit.insert(story.turn.id, reached);
         if let Some(parent) = story.turn.parent

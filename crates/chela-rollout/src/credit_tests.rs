@@ -83,6 +83,24 @@ fn an_end_adds_only_what_is_new_and_not_yet_trained() {
 }
 
 #[test]
+fn rewards_as_large_as_numbers_go_stay_finite() {
+    let all = stories(&[
+        (None, Some(f32::MAX)),
+        (Some(1), Some(f32::MAX)),
+        (Some(1), Some(f32::MAX)),
+        (Some(2), Some(f32::MIN)),
+        (Some(3), Some(f32::MAX)),
+    ]);
+    let reached = credit(&all, 1.0);
+    assert!(
+        reached.iter().all(|r| r.unwrap().is_finite()),
+        "{reached:?}"
+    );
+    let added = flowing_back(&all, 1.0);
+    assert!(added.iter().all(|(_, v)| v.reward.unwrap().is_finite()));
+}
+
+#[test]
 fn a_reward_in_a_group_stays_where_it_was_given() {
     let mut line = stories(&[(None, None), (Some(1), Some(0.5)), (Some(2), Some(1.0))]);
     line[1].verdicts[0].1.group = Some(chela_core::Group::new("g", 2).unwrap());

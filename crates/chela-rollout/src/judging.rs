@@ -1,7 +1,7 @@
 //! The loop: turns whose next state came are judged, verdicts become samples, silent sessions end.
 
 use crate::{
-    rollout::Rollout,
+    rollout::{Rollout, says_something},
     session::live::locked,
     validators::{self, Finding},
 };
@@ -29,6 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 enum Done {
     Judged(TurnId, Outcome),
     Settled(VerdictId, TurnId, bool),
+    Canary,
 }
 
 /// How judging a turn went.
@@ -47,6 +48,8 @@ struct Work {
     /// Verdicts that wait for a restart.
     stuck: HashSet<VerdictId>,
     pauses: HashMap<TurnId, (u32, Instant)>,
+    /// A canary is before the judges: one at a time, so that real turns wait for no more than that.
+    canary: bool,
 }
 
 impl Rollout {
@@ -114,6 +117,15 @@ impl Rollout {
                 Done::Judged(turn, self.judged(turn).await)
             }));
         }
+        if !work.canary
+            && let Some(turn) = self.canaries.next()
+        {
+            work.canary = true;
+            running.push(Box::pin(async move {
+                self.canary(turn).await;
+                Done::Canary
+            }));
+        }
         Ok(())
     }
 
@@ -134,6 +146,7 @@ impl Rollout {
 
     fn finish(&self, work: &mut Work, done: Done) {
         match done {
+            Done::Canary => work.canary = false,
             Done::Settled(verdict, turn, settled) => {
                 work.settling.remove(&turn);
                 if !settled {
@@ -237,13 +250,15 @@ impl Rollout {
         let mut void = None;
         for judge in &self.judges {
             match self.asked(judge.as_ref(), case).await? {
-                Some(verdict) if verdict.reward.is_some() || !verdict.hints.is_empty() => {
+                Some(verdict) if says_something(&verdict) => {
+                    self.canaries.judged(case.turn);
                     return Ok(Ok(verdict));
                 }
                 Some(nothing) => void = void.or(Some(nothing)),
                 None => {}
             }
         }
+        self.canaries.judged(case.turn);
         Ok(void.ok_or_else(|| "no judge had anything to say".to_owned()))
     }
 
@@ -254,7 +269,7 @@ impl Rollout {
         for _ in 0..TRIES {
             match tokio::time::timeout(limit, judge.judge(case)).await {
                 Ok(Ok(verdict)) => {
-                    self.note_success(judge.name());
+                    self.note_answer(judge.name(), verdict.as_ref());
                     return Ok(verdict);
                 }
                 Ok(Err(error)) => last = error,
@@ -276,6 +291,7 @@ impl Rollout {
             }
             if self.config.learning {
                 self.bound_backlog().await?;
+                self.heed_canaries().await?;
             }
             Ok::<_, StoreError>(())
         };

@@ -2,6 +2,7 @@
 
 use crate::{
     config::TruncatedReplies,
+    rollout::says_something,
     validators::{Finding, validate},
 };
 use chela_core::{
@@ -147,6 +148,19 @@ fn one(index: usize, line: &str) -> Result<Labelled, String> {
     })
 }
 
+/// Whether the server would put the turn before a judge: what is certain needs none.
+pub(crate) fn left_to_judges(case: &JudgeCase) -> bool {
+    validate(case, (finish(case), 1), TruncatedReplies::Exclude) == Finding::Ask
+}
+
+fn finish(case: &JudgeCase) -> FinishReason {
+    if case.truncated {
+        FinishReason::Length
+    } else {
+        FinishReason::End
+    }
+}
+
 /// What judges made of one turn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judged {
@@ -170,12 +184,7 @@ pub struct Judged {
 /// not tried again.
 pub async fn judge(judges: &[Arc<dyn Judge>], case: &JudgeCase) -> Judged {
     let started = Instant::now();
-    let finish = if case.truncated {
-        FinishReason::Length
-    } else {
-        FinishReason::End
-    };
-    let mut judged = match validate(case, (finish, 1), TruncatedReplies::Exclude) {
+    let mut judged = match validate(case, (finish(case), 1), TruncatedReplies::Exclude) {
         Finding::Verdict(verdict) => said(&verdict),
         Finding::None(_) => Judged::default(),
         Finding::Ask => heard(judges, case).await,
@@ -190,7 +199,7 @@ async fn heard(judges: &[Arc<dyn Judge>], case: &JudgeCase) -> Judged {
         match judge.judge(case).await {
             Ok(Some(verdict)) => {
                 let judged = said(&verdict);
-                if verdict.reward.is_some() || !verdict.hints.is_empty() {
+                if says_something(&verdict) {
                     return judged;
                 }
                 last = judged;

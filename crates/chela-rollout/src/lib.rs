@@ -3,6 +3,7 @@
 //! [`Rollout`] is a shell around plain functions: [`session`] tells sessions, parents and kinds apart, [`validators`] and
 //! [`judges`] say what a turn was worth, [`samples`] what of it may be trained on, [`credit`] how explicit rewards flow back.
 
+pub mod canaries;
 pub mod config;
 mod control;
 pub mod credit;

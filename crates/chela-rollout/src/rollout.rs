@@ -1,6 +1,7 @@
 //! The shell that holds the parts together: store, engine, chat, judges, clock.
 
 use crate::{
+    canaries::Canaries,
     config::RolloutConfig,
     credit,
     session::{
@@ -11,7 +12,8 @@ use crate::{
 use chela_chat::Chat;
 use chela_core::{
     Event, Judge, Millis, PolicyEngine, Profile, Refusal, SessionId, SessionRecord, StoreError,
-    TrajectoryStore, TurnId, TurnMark, TurnStory, VerdictSource, registry::Steering,
+    TrajectoryStore, TurnId, TurnMark, TurnStory, Verdict, VerdictSource,
+    registry::{Alarms, Steering},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,19 +36,28 @@ pub struct Rollout {
     pub(crate) wake: tokio::sync::Notify,
     /// Judgings running now.
     pub(crate) judging: AtomicU64,
-    /// By judge: failures since start, and the last reason while it keeps failing.
-    pub(crate) failures: Mutex<BTreeMap<String, Failures>>,
+    /// By judge: what it did since the start.
+    pub(crate) tallies: Mutex<BTreeMap<String, Tally>>,
+    /// Turns with a known verdict, and how judges fared with them.
+    pub(crate) canaries: Canaries,
     /// Turns to be judged although they were judged before: a remark came by feedback.
     pub(crate) again: Mutex<BTreeSet<TurnId>>,
     /// One change of versions at a time.
     pub(crate) steering: Steering,
+    /// Batches that came to nothing, as the trainer tells.
+    pub(crate) alarms: Alarms,
 }
 
-/// How a judge fails.
+/// What a judge did since the start.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Failures {
-    pub count: u64,
-    pub last: Option<String>,
+pub(crate) struct Tally {
+    pub failures: u64,
+    /// The last reason, while it keeps failing.
+    pub failing: Option<String>,
+    pub verdicts: u64,
+    pub valid_votes: u64,
+    pub void_votes: u64,
+    pub hinted: u64,
 }
 
 impl Rollout {
@@ -60,6 +71,7 @@ impl Rollout {
         config: RolloutConfig,
     ) -> Arc<Self> {
         let live = LiveSessions::new(store.clone(), config.live_sessions);
+        let canaries = Canaries::new(&config.canaries, config.canary_rate, config.max_judge_error);
         Arc::new(Self {
             store,
             engine,
@@ -70,15 +82,22 @@ impl Rollout {
             live,
             wake: tokio::sync::Notify::new(),
             judging: AtomicU64::new(0),
-            failures: Mutex::default(),
+            tallies: Mutex::default(),
+            canaries,
             again: Mutex::default(),
             steering: Steering::default(),
+            alarms: Alarms::default(),
         })
     }
 
     /// What a trainer beside it shares with operators.
     pub fn steering(&self) -> Steering {
         self.steering.clone()
+    }
+
+    /// Where a trainer beside it tells of batches that came to nothing.
+    pub fn alarms(&self) -> Alarms {
+        self.alarms.clone()
     }
 
     pub(crate) fn now(&self) -> Millis {
@@ -90,16 +109,24 @@ impl Rollout {
     }
 
     pub(crate) fn note_failure(&self, judge: &str, why: &str) {
-        let mut failures = locked(&self.failures);
-        let entry = failures.entry(judge.to_owned()).or_default();
-        entry.count += 1;
-        entry.last = Some(why.to_owned());
+        let mut tallies = locked(&self.tallies);
+        let tally = tallies.entry(judge.to_owned()).or_default();
+        tally.failures += 1;
+        tally.failing = Some(why.to_owned());
     }
 
-    pub(crate) fn note_success(&self, judge: &str) {
-        if let Some(entry) = locked(&self.failures).get_mut(judge) {
-            entry.last = None;
-        }
+    pub(crate) fn note_answer(&self, judge: &str, verdict: Option<&Verdict>) {
+        let mut tallies = locked(&self.tallies);
+        let tally = tallies.entry(judge.to_owned()).or_default();
+        tally.failing = None;
+        let Some(verdict) = verdict else {
+            return;
+        };
+        let void = verdict.votes.iter().filter(|v| v.score.is_none()).count();
+        tally.verdicts += u64::from(says_something(verdict));
+        tally.void_votes += void as u64;
+        tally.valid_votes += (verdict.votes.len() - void) as u64;
+        tally.hinted += u64::from(!verdict.hints.is_empty());
     }
 
     /// What ending a session writes: turns left behind are marked, and in a trainer's session explicit rewards flow back.
@@ -173,6 +200,11 @@ impl Rollout {
         }
         found.ok_or_else(|| unknown_session(id))
     }
+}
+
+/// A verdict that is not only void votes.
+pub(crate) fn says_something(verdict: &Verdict) -> bool {
+    verdict.reward.is_some() || !verdict.hints.is_empty()
 }
 
 /// What belongs to others is as unknown as what is not there.

@@ -1,10 +1,15 @@
 //! How things stand, and why turns make no samples although learning is on.
 
-use crate::{control::may_see, rollout::Rollout, session::live::locked};
-use chela_core::{
-    Caller, PolicyView, Refusal, Scope, StatusView, StoreCounts, TurnKind, VersionState,
+use crate::{
+    control::may_see,
+    rollout::{Rollout, Tally},
+    session::live::locked,
 };
-use std::sync::atomic::Ordering;
+use chela_core::{
+    Caller, JudgeView, PolicyView, Profile, Refusal, Scope, StatusView, StoreCounts, TurnKind,
+    VersionState, registry::Barren,
+};
+use std::{collections::BTreeMap, sync::atomic::Ordering};
 
 /// Reasons named in one notice.
 const REASONS: usize = 4;
@@ -24,10 +29,10 @@ impl Rollout {
             .map(|p| self.policy_view(p))
             .collect::<Result<_, _>>()?;
         let info = self.engine.info();
-        let failures = locked(&self.failures).clone();
-        let failing: Vec<(String, String)> = failures
+        let tallies = locked(&self.tallies).clone();
+        let failing: Vec<(String, String)> = tallies
             .iter()
-            .filter_map(|(judge, f)| Some((judge.clone(), f.last.clone()?)))
+            .filter_map(|(judge, t)| Some((judge.clone(), t.failing.clone()?)))
             .collect();
         let health = self.store.health().err();
         Ok(StatusView {
@@ -35,19 +40,46 @@ impl Rollout {
             context_length: info.context_length,
             learning: self.config.learning,
             notices: if self.config.learning {
-                notices(&counts, &profiles, self.judges.is_empty(), &failing, health)
+                let mut lines =
+                    notices(&counts, &profiles, self.judges.is_empty(), &failing, health);
+                lines.extend(profiles.iter().filter_map(|p| {
+                    let barren = self.alarms.of(&p.profile)?;
+                    Some(no_step(&p.profile, &barren))
+                }));
+                lines
             } else {
                 Vec::new()
             },
             counts,
             judging: self.judging.load(Ordering::Relaxed),
-            judge_errors: failures
-                .into_iter()
-                .map(|(judge, f)| (judge, f.count))
+            judge_errors: tallies
+                .iter()
+                .filter(|(_, t)| t.failures > 0)
+                .map(|(judge, t)| (judge.clone(), t.failures))
                 .collect(),
+            judges: self.judge_views(&tallies),
             groups: self.config.groups.clone(),
             profiles,
         })
+    }
+}
+
+impl Rollout {
+    fn judge_views(&self, tallies: &BTreeMap<String, Tally>) -> Vec<JudgeView> {
+        let mut canaries = self.canaries.figures();
+        let each = self.judges.iter().map(|judge| {
+            let name = judge.name();
+            let tally = tallies.get(name).cloned().unwrap_or_default();
+            JudgeView {
+                judge: name.to_owned(),
+                verdicts: tally.verdicts,
+                valid_votes: tally.valid_votes,
+                void_votes: tally.void_votes,
+                hinted: tally.hinted,
+                canaries: canaries.remove(name).unwrap_or_default(),
+            }
+        });
+        each.collect()
     }
 }
 
@@ -112,27 +144,34 @@ fn no_main(counts: &StoreCounts) -> Option<String> {
     if total == 0 || main > 0 {
         return None;
     }
-    let mut reasons: Vec<(&str, u64)> = counts
-        .turns
-        .iter()
-        .map(|(_, reason, n)| (reason.as_str(), *n))
-        .collect();
-    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let named: Vec<String> = reasons
-        .iter()
-        .take(REASONS)
-        .map(|(reason, n)| format!("{reason} ({n})"))
-        .collect();
+    let reasons = counts.turns.iter().map(|(_, why, n)| (why.as_str(), *n));
     Some(format!(
         "0 of {total} turns were main: {}",
-        named.join(", ")
+        most_frequent(reasons)
     ))
+}
+
+/// Batches of a profile that made no version: what was wrong with their samples.
+fn no_step(profile: &Profile, barren: &Barren) -> String {
+    let reasons = barren.reasons.iter().map(|(why, n)| (why.as_str(), *n));
+    format!(
+        "profile {profile}: {} batches in a row held nothing to learn from: {} (docs/learning.md, \"Batches that teach nothing\")",
+        barren.batches,
+        most_frequent(reasons)
+    )
+}
+
+fn most_frequent<'a>(reasons: impl Iterator<Item = (&'a str, u64)>) -> String {
+    let mut reasons: Vec<(&str, u64)> = reasons.collect();
+    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    let named = reasons.iter().take(REASONS);
+    let named: Vec<String> = named.map(|(why, n)| format!("{why} ({n})")).collect();
+    named.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chela_core::Profile;
 
     #[test]
     fn the_lines_name_what_keeps_turns_from_training() {

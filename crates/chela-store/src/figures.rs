@@ -43,6 +43,16 @@ impl Read<'_> {
             "SELECT x.source, count(*) FROM verdicts x {of_turn} {only} GROUP BY 1 ORDER BY 1"
         );
         let verdicts = self.groups(&sql, name)?;
+        let value = "CASE WHEN x.reward IS NULL THEN 'none' WHEN x.reward > 0 THEN 'good' WHEN x.reward < 0 THEN 'bad' ELSE 'neutral' END";
+        let sql = format!(
+            "SELECT x.judge, {value}, count(*) FROM verdicts x {of_turn} {only} GROUP BY 1, 2 ORDER BY 1, 2"
+        );
+        let mut statement = self.conn.prepare_cached(&sql)?;
+        let judged = statement
+            .query_map(params![name], |row| {
+                Ok((row.get(0)?, row.get(1)?, unsigned(row, 2)?))
+            })?
+            .collect::<Result<_, _>>()?;
         let one = |sql: &str| -> Result<u64, Fail> {
             let mut statement = self.conn.prepare_cached(sql)?;
             Ok(statement.query_row(params![name], |row| unsigned(row, 0))?)
@@ -54,6 +64,7 @@ impl Read<'_> {
             turns,
             samples: samples.into_iter().collect(),
             verdicts,
+            judged,
             unjudged: one(&waiting)?,
             sessions: one(&format!("SELECT count(*) FROM sessions s {only}"))?,
             bytes: 0,

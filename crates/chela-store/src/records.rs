@@ -407,17 +407,6 @@ pub(crate) fn read_mark(what: &dyn Display, text: &str) -> Result<TurnMark, Fail
     }
 }
 
-pub(crate) fn write_state(state: &VersionState) -> (&'static str, Option<&str>) {
-    match state {
-        VersionState::Candidate => ("candidate", None),
-        VersionState::Served => ("served", None),
-        VersionState::Superseded => ("superseded", None),
-        VersionState::Rejected(why) => ("rejected", Some(why)),
-        VersionState::RolledBack(why) => ("rolled_back", Some(why)),
-        VersionState::Forgotten(why) => ("forgotten", Some(why)),
-    }
-}
-
 pub(crate) fn read_state(
     what: &dyn Display,
     text: &str,

@@ -73,7 +73,7 @@ impl Change<'_> {
                 .prepare_cached(sql)?
                 .execute(params![profile, number, at])?;
         }
-        let (word, why) = write_state(state);
+        let (word, why) = state.words();
         let sql = "UPDATE versions SET
                served_at = iif(?3 = 'served', ?5, served_at),
                left_at = iif(?3 = 'served', NULL, iif(state = 'served', ?5, left_at)),
@@ -184,7 +184,7 @@ impl Change<'_> {
     }
 
     pub fn insert_version(&self, record: &VersionRecord) -> Done {
-        let (word, why) = write_state(&record.state);
+        let (word, why) = record.state.words();
         let (origin, value) = write_origin(&record.origin);
         let receipt = record.receipt.as_ref();
         let name = record.version.profile.as_str();

@@ -166,6 +166,8 @@ pub struct TrainConfig {
     pub watch: WatchConfig,
     /// Profiles that never learn.
     pub frozen: Vec<Profile>,
+    /// Write each step's figures into files below the data folder.
+    pub metrics: bool,
 }
 
 impl TrainConfig {
@@ -199,6 +201,7 @@ impl TrainConfig {
             gate: GateConfig::default(),
             watch: WatchConfig::default(),
             frozen: Vec::new(),
+            metrics: true,
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod figures;
 pub mod gate;
 pub mod groups;
 pub mod make;
+mod metrics;
 pub mod publish;
 pub mod recipe;
 pub mod replay;

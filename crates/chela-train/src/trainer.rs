@@ -5,6 +5,7 @@ use crate::{
     config::TrainConfig,
     gate::Remembered,
     make::{Made, Parent, Plan, make},
+    metrics::MetricsFiles,
     publish::{BY_ITSELF, Outcome, Publisher, checkpoint_name},
     recipe::Recipe,
     replay,
@@ -15,7 +16,7 @@ use chela_core::{
     AdapterSpec, EngineError, Event, Learner, Learners, LeasedSample, Millis, PolicyEngine,
     PolicyVersion, Profile, SampleId, StepCommit, TrajectoryStore, VersionOrigin, VersionRecord,
     VersionState,
-    registry::{self, Chain, Steering},
+    registry::{self, Alarms, Chain, Steering},
 };
 use futures_executor::block_on;
 use std::{
@@ -68,6 +69,7 @@ pub struct Trainer {
     /// The last version that was there when a profile was paused: what fell before is no reason to pause again.
     patient_from: HashMap<Profile, u64>,
     steering: Steering,
+    alarms: Alarms,
 }
 
 /// How the reason begins of a replay's candidate that fell with a later one, without having been looked at.
@@ -101,6 +103,7 @@ impl Trainer {
             watched: HashMap::new(),
             patient_from: HashMap::new(),
             steering: Steering::default(),
+            alarms: Alarms::default(),
         }
     }
 
@@ -110,9 +113,20 @@ impl Trainer {
         self
     }
 
+    /// Tells of batches that came to nothing there.
+    pub fn alarming(mut self, alarms: Alarms) -> Self {
+        self.alarms = alarms;
+        self
+    }
+
     /// Runs until `stop` is set: a step already begun is finished first, a look at a candidate is left off.
     pub fn run(&mut self, stop: &Arc<AtomicBool>) {
         self.stop = stop.clone();
+        match self.store.profiles() {
+            // What was made and not yet written when the program ended.
+            Ok(profiles) => profiles.iter().for_each(|p| self.write_metrics(p)),
+            Err(error) => tracing::error!(%error, "reading whose figures are to be written"),
+        }
         let mut pause = Duration::from_millis(50);
         while !stop.load(Ordering::Relaxed) {
             match self.tick(stop) {
@@ -147,7 +161,11 @@ impl Trainer {
                 continue;
             }
             match self.advance(&profile) {
-                Ok(progress) => worked |= progress != Progress::Idle,
+                Ok(Progress::Idle) => {}
+                Ok(_) => {
+                    worked = true;
+                    self.write_metrics(&profile);
+                }
                 Err(TrainError::Stopping) => return Err(TrainError::Stopping),
                 // One profile's trouble keeps no other from learning.
                 Err(error) => {
@@ -215,6 +233,17 @@ impl Trainer {
                 block_on(self.store.release(selection.batch))?;
                 Err(error)
             }
+        }
+    }
+
+    /// Figures in files are for people: learning does not stop where they cannot be written.
+    fn write_metrics(&self, profile: &Profile) {
+        if !self.config.metrics {
+            return;
+        }
+        let files = MetricsFiles::below(&self.config.data_dir);
+        if let Err(error) = files.follow(&*self.store, profile) {
+            tracing::error!(%profile, %error, "the figures of the last steps are not written");
         }
     }
 
@@ -362,16 +391,21 @@ impl Trainer {
                 let record = Box::new(commit.version.clone());
                 self.commit(*commit)?;
                 self.holds(profile, version.number);
+                self.alarms.clear(profile);
                 Ok(Step::Version(record))
             }
             // A whole batch without signal is said aloud and dropped, else it would be leased again for ever.
             Made::Nothing(why) => {
                 tracing::warn!(%profile, samples = leased.len(), "a whole batch held nothing to learn from");
+                self.alarms
+                    .raise(profile, why.iter().map(|(_, why)| why.as_str()));
                 self.give_up(&why)?;
                 Ok(Step::Nothing(Progress::Idle))
             }
             Made::Skipped { .. } => {
                 tracing::error!(%profile, samples = leased.len(), "a step was not finite and is skipped; weights are unchanged");
+                let reasons = leased.iter().map(|_| "non-finite step");
+                self.alarms.raise(profile, reasons);
                 let why = leased.iter().map(|l| (l.id, "non-finite step".to_owned()));
                 self.give_up(&why.collect::<Vec<_>>())?;
                 Ok(Step::Nothing(Progress::Skipped))
@@ -624,7 +658,7 @@ enum Step {
     Nothing(Progress),
 }
 
-fn remove_folder(dir: &std::path::Path) -> Result<(), TrainError> {
+pub(crate) fn remove_folder(dir: &std::path::Path) -> Result<(), TrainError> {
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TrainError::Io {
             what: "cannot delete",

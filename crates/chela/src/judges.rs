@@ -98,3 +98,35 @@ fn one(
         JudgeKind::Command => Arc::new(CommandJudge::new(judge.command.clone(), timeout)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chela_core::Score;
+    use chela_rollout::{
+        canaries::FEWEST,
+        labelled::{self, Agreement},
+    };
+
+    /// Learning would stop for everybody by default if the default rules were wrong too often about canary turns.
+    #[test]
+    fn the_default_rules_do_not_stop_learning() {
+        let config = Config::default().judge;
+        let judge = rules(&config.rules).unwrap();
+        let mut agreement = Agreement::default();
+        for turn in labelled::read(labelled::BUILT_IN).unwrap() {
+            let reward = judge.verdict(&turn.case).and_then(|v| v.reward);
+            let score = match reward {
+                Some(r) if r > 0.0 => Some(Score::Good),
+                Some(r) if r < 0.0 => Some(Score::Bad),
+                _ => None,
+            };
+            agreement.add(turn.label, score);
+        }
+        let (right, _) = agreement.share().unwrap();
+        assert!(1.0 - right < config.max_judge_error, "{agreement:?}");
+        // Close to the limit chance decides; nothing is said of a judge that speaks of so few.
+        let certain = 1.0 - right < 0.5 * config.max_judge_error;
+        assert!(certain || agreement.spoken() < FEWEST, "{agreement:?}");
+    }
+}

@@ -16,7 +16,7 @@ use chela_core::{
 };
 use chela_engine::{EngineOptions, LocalEngine};
 use chela_model::{Model, ModelFiles, ModelSource, Progress, resolve};
-use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients};
+use chela_rollout::{Rollout, RolloutConfig, TruncatedReplies, UnknownClients, labelled};
 use chela_server::{App, ServerConfig};
 use chela_store::Store;
 use chela_train::{Algorithm, GateConfig, TrainConfig, Trainer, WatchConfig, restore::restore};
@@ -173,7 +173,7 @@ pub fn start(
         clock.clone(),
         rollout_config(config, &data, &train)?,
     );
-    let steering = rollout.steering();
+    let (steering, alarms) = (rollout.steering(), rollout.alarms());
     let keys = KeyFile::of(&data);
     let admin_key = keys.admin()?;
     let gatekeeper = Keys::open(keys, config.server.auth == "keys", store.clone())?;
@@ -205,7 +205,9 @@ pub fn start(
     let stop_training = Arc::new(AtomicBool::new(false));
     let learners = loaded.learners.clone().filter(|_| config.learning.on);
     let trainer = if let Some(learners) = learners {
-        let mut trainer = Trainer::new(store, engine, learners, train, clock).steered_by(steering);
+        let mut trainer = Trainer::new(store, engine, learners, train, clock)
+            .steered_by(steering)
+            .alarming(alarms);
         let flag = stop_training.clone();
         let thread = std::thread::Builder::new().name("chela-train".to_owned());
         Some(
@@ -318,6 +320,9 @@ fn rollout_config(config: &Config, data: &Path, train: &TrainConfig) -> Result<R
         frozen: frozen(config)?,
         session_idle: Duration::from_secs(learning.session_idle * 60),
         keep_neutral: learning.baseline,
+        canaries: labelled::read(labelled::BUILT_IN).context("the built-in labelled turns")?,
+        canary_rate: config.judge.canary_rate,
+        max_judge_error: config.judge.max_judge_error,
         groups: learning.on.then(|| GroupRules {
             algorithm: train.algorithm.name().to_owned(),
             groups: train.groups,
@@ -402,6 +407,7 @@ pub fn train_config(config: &Config, data: &Path, chat: &Chat) -> Result<TrainCo
             ..WatchConfig::default()
         },
         frozen: frozen(config)?,
+        metrics: learning.metrics,
         ..defaults
     })
 }

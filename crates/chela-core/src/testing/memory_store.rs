@@ -409,6 +409,7 @@ impl TrajectoryStore for MemoryStore {
         let judged = judged(state);
         let mut turns: BTreeMap<(&str, String), u64> = BTreeMap::new();
         let (mut samples, mut verdicts) = (BTreeMap::new(), BTreeMap::new());
+        let mut judgements: BTreeMap<(String, String), u64> = BTreeMap::new();
         let mut unjudged = 0;
         for entry in state.turns.values().filter(|e| of(e.turn.id)) {
             let key = (entry.turn.kind.as_str(), entry.turn.reason.clone());
@@ -428,6 +429,14 @@ impl TrajectoryStore for MemoryStore {
             *verdicts
                 .entry(entry.verdict.source.as_str().to_owned())
                 .or_insert(0) += 1;
+            let value = match entry.verdict.reward {
+                None => "none",
+                Some(r) if r > 0.0 => "good",
+                Some(r) if r < 0.0 => "bad",
+                Some(_) => "neutral",
+            };
+            let key = (entry.verdict.judge.clone(), value.to_owned());
+            *judgements.entry(key).or_insert(0) += 1;
         }
         let of_profile = |key: &&(Profile, SessionId)| profile.is_none_or(|p| key.0 == *p);
         let kind = |text: &str| TurnKind::parse(text).unwrap();
@@ -438,6 +447,10 @@ impl TrajectoryStore for MemoryStore {
                 .collect(),
             samples: samples.into_iter().collect(),
             verdicts: verdicts.into_iter().collect(),
+            judged: judgements
+                .into_iter()
+                .map(|((judge, value), n)| (judge, value, n))
+                .collect(),
             unjudged,
             sessions: state.sessions.keys().filter(of_profile).count() as u64,
             bytes: 0,

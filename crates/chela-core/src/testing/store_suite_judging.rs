@@ -257,6 +257,10 @@ fn figures_add_up(store: &dyn TrajectoryStore) {
         vec![named("dropped:replaced", 1), named("pending", 1)]
     );
     assert_eq!(counts.verdicts, vec![named("judge", 2)]);
+    let said: Vec<(&str, u64)> = counts.judged.iter().map(|j| (j.1.as_str(), j.2)).collect();
+    assert_eq!(said, [("bad", 1), ("good", 1)]);
+    let judge_of = store.story(turn.id).unwrap().unwrap().verdicts[0].1.clone();
+    assert!(counts.judged.iter().all(|j| j.0 == judge_of.judge));
     assert_eq!((counts.unjudged, counts.sessions), (0, 1));
     let all = store.counts(None).unwrap();
     assert_eq!((all.unjudged, all.sessions, all.turns[0].2), (1, 2, 2));

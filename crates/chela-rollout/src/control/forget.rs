@@ -42,6 +42,9 @@ impl Rollout {
                     self.serve_recorded(&profile)?;
                     forgetting.proof = Some(proof);
                     self.let_go(&profile, &forgetting, &versions);
+                    if matches!(target, ForgetTarget::Profile(_)) {
+                        self.delete_metrics(&profile);
+                    }
                     return Ok(forgetting);
                 }
                 // A step with samples of it is being made, or was finished since the plan.
@@ -140,10 +143,29 @@ impl Rollout {
         self.wake.notify_one();
     }
 
+    /// The files with the figures of a profile's steps. What stays is deleted before the profile's next figures are written.
+    fn delete_metrics(&self, profile: &Profile) {
+        let dir = self.config.data_dir.join(registry::METRICS);
+        let lines = dir.join(format!("{profile}.jsonl"));
+        let events = dir.join(profile.as_str());
+        let gone = std::fs::remove_file(&lines).or_else(gone_already);
+        let gone = gone.and(std::fs::remove_dir_all(&events).or_else(gone_already));
+        if let Err(error) = gone {
+            tracing::error!(path = %dir.display(), %error, "cannot delete the figures of a forgotten profile");
+        }
+    }
+
     /// The pointer as the registry has it.
     fn serve_recorded(&self, profile: &Profile) -> Result<(), Refusal> {
         let number = registry::served_number(&self.store.versions(profile)?);
         Ok(self.engine.serve(&version(profile, number))?)
+    }
+}
+
+fn gone_already(error: std::io::Error) -> std::io::Result<()> {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Versions: seen, taken back, promoted, paused.
 
-use crate::rollout::Rollout;
+use crate::{canaries::blamed, rollout::Rollout};
 use chela_core::{
     EngineError, Event, PolicyAction, PolicyRef, PolicyVersion, PolicyView, Profile, Prompt,
     Refusal, VersionRecord, VersionState, Want, Weights,
@@ -35,6 +35,10 @@ impl Rollout {
                     .await?;
             }
             PolicyAction::Resume => {
+                let why = self.store.paused(&profile)?;
+                if why.as_deref().and_then(blamed).is_some() {
+                    self.canaries.begin_anew();
+                }
                 self.store
                     .append(vec![Event::Paused {
                         profile: profile.clone(),

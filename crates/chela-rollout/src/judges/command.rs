@@ -164,9 +164,14 @@ fn verdict(output: &[u8]) -> Result<Option<Verdict>, String> {
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let output: Option<Output> = serde_json::from_str(text.trim()).map_err(|e| {
-        format!("its output is no verdict ({{\"reward\", \"hint\", \"evidence\"}}): {e}")
-    })?;
+    let no_verdict = |why: &dyn std::fmt::Display| {
+        format!("its output is no verdict ({{\"reward\", \"hint\", \"evidence\"}}): {why}")
+    };
+    // Serde would take a list for the fields in their order.
+    if text.trim().starts_with('[') {
+        return Err(no_verdict(&"it is a list"));
+    }
+    let output: Option<Output> = serde_json::from_str(text.trim()).map_err(|e| no_verdict(&e))?;
     let Some(output) = output else {
         return Ok(None);
     };
@@ -243,12 +248,33 @@ mod tests {
         assert_eq!(ask("echo null", 20_000), Ok(None));
     }
 
+    proptest::proptest! {
+        /// Whatever a program prints: a verdict of 1, 0, −1 or a hint, nothing, or an error; never a panic.
+        #[test]
+        fn any_output_is_a_verdict_nothing_or_an_error(bytes in proptest::prelude::any::<Vec<u8>>(), number in proptest::prelude::any::<f32>()) {
+            let json = format!("{{\"reward\": {number}}}");
+            for output in [bytes.as_slice(), json.as_bytes()] {
+                if let Ok(Some(said)) = super::verdict(output) {
+                    proptest::prop_assert!(said.reward.is_none_or(|r| [1.0, 0.0, -1.0].contains(&r)));
+                    proptest::prop_assert!(said.reward.is_some() || !said.hints.is_empty());
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_is_no_verdict_is_an_error_not_a_score() {
         for script in [
             "echo 1",
             "echo '{\"reward\": 5}'",
             "echo '{\"score\": 1}'",
+            "echo '{\"reward\": NaN}'",
+            "echo '{\"reward\": 1e999}'",
+            "echo '{\"reward\": -1e38}'",
+            "echo '{\"reward\": \"1\"}'",
+            "echo '[1]'",
+            "echo '{\"reward\": 1}{\"reward\": -1}'",
+            "printf '\\377\\376'",
             "echo no >&2; exit 3",
         ] {
             assert!(

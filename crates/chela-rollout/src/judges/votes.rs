@@ -157,6 +157,73 @@ mod tests {
         }
     }
 
+    /// Pieces that judges' texts are made of, well and badly.
+    fn pieces() -> impl proptest::strategy::Strategy<Value = String> {
+        use proptest::prelude::*;
+        let known = prop::sample::select(vec![
+            "<think>",
+            "</think>",
+            "\\boxed{1}",
+            "\\boxed{-1}",
+            "\\boxed{0}",
+            "\\boxed{ 1 }",
+            "\\boxed{2}",
+            "\\boxed{",
+            "}",
+            "[HINT_START]",
+            "[HINT_END]",
+            "Answer in two sentences.",
+            "Score: 1",
+            "{\"reward\": 1}",
+            "1",
+            "-1",
+            "\n",
+            "\u{0}",
+            "界",
+        ])
+        .prop_map(str::to_owned);
+        let any = prop_oneof![4 => known, 1 => any::<String>()];
+        prop::collection::vec(any, 0..12).prop_map(|parts| parts.concat())
+    }
+
+    proptest::proptest! {
+        /// Whatever a model writes: no panic, and a verdict only out of a box that stands in the visible text, the last one.
+        #[test]
+        fn any_text_is_a_vote_by_its_last_visible_box_or_void(text in pieces()) {
+            let score = parse_score(&text);
+            let seen = spoken(&text);
+            let legal = [("1", Good), ("-1", Bad), ("0", Neutral)];
+            let last = legal.into_iter().filter_map(|(value, score)| {
+                let at = seen.rmatch_indices("\\boxed{").find(|(at, _)| {
+                    let inside = seen[at + 7..].split_once('}').map(|(inside, _)| inside);
+                    inside.is_some_and(|inside| inside.trim() == value)
+                });
+                Some((at?.0, score))
+            });
+            proptest::prop_assert_eq!(score, last.max_by_key(|(at, _)| *at).map(|(_, s)| s));
+            let (vote, hint) = parse_hint(&text);
+            proptest::prop_assert_eq!(hint.is_some(), vote == Some(Good));
+            if let Some(hint) = hint {
+                proptest::prop_assert!(is_usable(&hint) && seen.contains(&hint));
+            }
+        }
+
+        /// Thinking has no voice, whatever stands in it.
+        #[test]
+        fn thinking_changes_no_verdict(text in pieces(), thought in pieces()) {
+            let thought = thought.replace("<think>", "").replace("</think>", "");
+            let visible = text.replace("<think>", "").replace("</think>", "");
+            let thinking = format!("<think>{thought}</think>{visible}");
+            proptest::prop_assert_eq!(parse_score(&thinking), parse_score(&visible));
+            proptest::prop_assert_eq!(parse_hint(&thinking), parse_hint(&visible));
+            // Opened by the template, so that only its end is in the text; or never ended.
+            let closed = format!("{thought}</think>{visible}");
+            proptest::prop_assert_eq!(parse_score(&closed), parse_score(&visible));
+            let open = format!("<think>{thought}{visible}");
+            proptest::prop_assert_eq!(parse_score(&open), None);
+        }
+    }
+
     #[test]
     fn a_hint_vote_needs_its_box_and_a_hint_of_a_fit_length() {
         let vote = |b: &str, hint: &str| format!("[HINT_START]{hint}[HINT_END] \\boxed{{{b}}}");

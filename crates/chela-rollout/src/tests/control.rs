@@ -134,6 +134,8 @@ async fn feedback_needs_something_finite_on_a_turn_of_ones_own() {
     for (caller, feedback, word) in [
         (someone(), nothing, "at least one"),
         (someone(), scored(turn, f32::NAN), "finite"),
+        (someone(), scored(turn, f32::INFINITY), "finite"),
+        (someone(), scored(turn, f32::NEG_INFINITY), "finite"),
         (
             Caller {
                 scope: Scope::Chat,
@@ -161,6 +163,8 @@ async fn feedback_needs_something_finite_on_a_turn_of_ones_own() {
         assert!(error.contains(word), "{error}");
     }
     assert!(f.story(turn).verdicts.is_empty());
+    let counts = f.store.counts(None).unwrap();
+    assert!(counts.verdicts.is_empty() && counts.samples.is_empty());
     let stranger = Caller {
         profile: profile("other"),
         ..someone()
@@ -232,12 +236,17 @@ async fn a_trainers_session_from_start_to_export() {
         (Some(&admission.session), admission.parent),
         (caller.session.as_ref(), Some(one))
     );
-    assert!(
-        f.rollout
-            .set_reward(&caller, f32::INFINITY, None)
-            .await
-            .is_err()
-    );
+    for (reward, turn, field) in [
+        (f32::INFINITY, None, "reward"),
+        (f32::NEG_INFINITY, Some(two), "reward"),
+        (f32::NAN, None, "reward"),
+        (1.0, Some(TurnId(7)), "interaction_id"),
+    ] {
+        let refused = f.rollout.set_reward(&caller, reward, turn).await;
+        let named = matches!(&refused, Err(Refusal::Invalid { field: f, .. }) if f == field);
+        assert!(named, "{refused:?}");
+    }
+    assert!(f.store.counts(None).unwrap().verdicts.is_empty());
     assert_eq!(f.rollout.set_reward(&caller, 2.0, None).await, Ok(two));
     assert_eq!(f.rollout.end_session(&caller).await, Ok(2));
     for gone in [
@@ -407,6 +416,20 @@ async fn status_shows_ones_own_and_why_nothing_trains() {
         "{status:?}"
     );
     assert_eq!(status.profiles.len(), 1);
+    let alarms = f.rollout.alarms();
+    let reasons = ["too long", "nothing to learn from", "nothing to learn from"];
+    alarms.raise(&Profile::default(), reasons.into_iter());
+    alarms.raise(&Profile::default(), reasons.into_iter());
+    alarms.raise(&Profile::new("other").unwrap(), reasons.into_iter());
+    let notices = f.rollout.status(&someone()).unwrap().notices;
+    let told: Vec<_> = notices.iter().filter(|n| n.contains("in a row")).collect();
+    assert_eq!(told.len(), 1, "{notices:?}");
+    assert!(told[0].starts_with(
+        "profile default: 2 batches in a row held nothing to learn from: nothing to learn from (4), too long (2)"
+    ));
+    alarms.clear(&Profile::default());
+    let notices = f.rollout.status(&someone()).unwrap().notices;
+    assert!(!notices.iter().any(|n| n.contains("in a row")));
     assert!(
         f.rollout
             .status(&Caller {

@@ -1,5 +1,6 @@
 //! Tests of the whole crate over fakes.
 
+mod canaries;
 mod control;
 mod flow;
 mod judged;

@@ -149,6 +149,11 @@ async fn forgetting_is_told_before_and_takes_versions_along() {
 async fn forgetting_a_profile_leaves_its_name_and_its_last_number() {
     let Trained { f, dir, .. } = trained().await;
     let me = Profile::default();
+    let figures = dir.path().join(chela_core::registry::METRICS);
+    std::fs::create_dir_all(figures.join("default")).unwrap();
+    for name in ["default.jsonl", "default/events", "other.jsonl"] {
+        std::fs::write(figures.join(name), "{}").unwrap();
+    }
     let what = ForgetRequest::Profile(me.clone());
     let done = f.rollout.forget(&admin(), what, false).await.unwrap();
     assert_eq!(done.undo.versions, [1, 2]);
@@ -156,6 +161,9 @@ async fn forgetting_a_profile_leaves_its_name_and_its_last_number() {
     assert!(f.store.profiles().unwrap().is_empty());
     assert_eq!(f.store.last_version(&me).unwrap(), 2);
     assert!(!dir.path().join("adapters/default/00000001").exists());
+    let left = std::fs::read_dir(figures).unwrap();
+    let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["other.jsonl"], "the profile's figures went");
     // The conversation goes on as a new one.
     let turn = f.say("s1", &[user("hello")], "hi").await;
     assert_eq!(f.story(turn).turn.parent, None);

@@ -37,7 +37,7 @@ pub(super) fn answer(
             ok(&json!({"status": "ready"}))
         }
         Does::Page => Ok(page()),
-        Does::Metrics => metrics(server),
+        Does::Metrics => metrics(server, headers),
         Does::Models if headers.contains_key("anthropic-version") => {
             ok(&anthropic(&models(server, headers)))
         }
@@ -55,8 +55,10 @@ pub(super) fn answer(
     }
 }
 
-/// Counts only: nothing that anybody said, and no names of profiles.
-fn metrics(server: &Server) -> Result<Response, Problem> {
+/// Counts and figures only: nothing that anybody said, and names of profiles for the admin key alone.
+fn metrics(server: &Server, headers: &HeaderMap) -> Result<Response, Problem> {
+    let caller = key(headers).map(|key| server.app.gatekeeper.identify(Some(&key)));
+    let admin = matches!(caller, Some(Ok(c)) if c.scope == Scope::Admin && c.session.is_none());
     let everything = Caller {
         scope: Scope::Admin,
         profile: Profile::default(),
@@ -65,7 +67,7 @@ fn metrics(server: &Server) -> Result<Response, Problem> {
     let status = server.app.control.status(&everything);
     let text = server
         .metrics
-        .text(server.open.count(), status.as_ref().ok());
+        .text(server.open.count(), status.as_ref().ok(), admin);
     let text = text.map_err(|e| Refusal::Internal(format!("metrics: {e}")))?;
     let mut response = Response::new(Body::from(text));
     let kind = HeaderValue::from_static(CONTENT_TYPE);

@@ -1,9 +1,9 @@
 //! Answers of the control routes, as JSON.
 
 use chela_core::{
-    Answers, ExportRow, FinishReason, ForgetProof, Forgetting, GateCheck, GateReport, Lesson,
-    Message, PolicyDiff, PolicyView, Receipt, SampleState, Score, SessionRecord, StatusView,
-    TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionOrigin, VersionRecord, VersionState,
+    Answers, ExportRow, FinishReason, ForgetProof, Forgetting, GateCheck, GateReport, JudgeView,
+    Lesson, Message, PolicyDiff, PolicyView, Receipt, SampleState, Score, SessionRecord,
+    StatusView, TurnKind, TurnMark, TurnStory, Verdict, VerdictId, VersionOrigin, VersionRecord,
     Vote, VoteKind,
 };
 use serde_json::{Map, Value, json};
@@ -161,14 +161,7 @@ fn origin_json(origin: &VersionOrigin) -> Value {
 }
 
 pub(super) fn version_json(record: &VersionRecord) -> Value {
-    let (state, why) = match &record.state {
-        VersionState::Candidate => ("candidate", None),
-        VersionState::Served => ("served", None),
-        VersionState::Superseded => ("superseded", None),
-        VersionState::Rejected(why) => ("rejected", Some(why)),
-        VersionState::RolledBack(why) => ("rolled_back", Some(why)),
-        VersionState::Forgotten(why) => ("forgotten", Some(why)),
-    };
+    let (state, why) = record.state.words();
     let metrics: Map<String, Value> = record
         .metrics
         .iter()
@@ -271,6 +264,24 @@ pub(super) fn policy_json(view: &PolicyView) -> Value {
     })
 }
 
+fn judge_json(view: &JudgeView) -> Value {
+    let canaries = &view.canaries;
+    json!({
+        "judge": view.judge,
+        "verdicts": view.verdicts,
+        "votes": {"valid": view.valid_votes, "void": view.void_votes},
+        "hinted": view.hinted,
+        "canaries": {
+            "verdicts": canaries.verdicts,
+            "wrong": canaries.wrong,
+            "abstained": canaries.abstained,
+            "failed": canaries.failed,
+            "error": canaries.error,
+            "examples": canaries.examples,
+        },
+    })
+}
+
 pub(super) fn status_json(status: &StatusView) -> Value {
     let counts = &status.counts;
     let turns: Vec<Value> = counts
@@ -298,6 +309,7 @@ pub(super) fn status_json(status: &StatusView) -> Value {
         "disk_bytes": counts.bytes,
         "judging": status.judging,
         "judge_errors": map(&status.judge_errors),
+        "judges": status.judges.iter().map(judge_json).collect::<Vec<_>>(),
         "groups": status.groups.as_ref().map(|g| json!({
             "algorithm": g.algorithm,
             "groups": g.groups,

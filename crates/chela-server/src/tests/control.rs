@@ -66,6 +66,34 @@ async fn rewards_that_cannot_be_given() {
         let answer = api.post("/rl/set_reward", "session", &body).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
     }
+    // No JSON value holds these: infinity once read, and words that are none.
+    for (path, key, body) in [
+        ("/rl/set_reward", "session", r#"{"reward": 1e999}"#),
+        ("/rl/set_reward", "session", r#"{"reward": -3.5e38}"#),
+        ("/rl/set_reward", "session", r#"{"reward": NaN}"#),
+        (
+            "/v1/feedback",
+            "feedback",
+            r#"{"turn": "turn_1", "score": 1e39}"#,
+        ),
+        (
+            "/v1/feedback",
+            "feedback",
+            r#"{"turn": "turn_1", "score": -Infinity}"#,
+        ),
+        (
+            "/v1/feedback",
+            "feedback",
+            r#"{"turn": "nonsense", "score": 1}"#,
+        ),
+    ] {
+        let sent = request("POST", path)
+            .header("content-type", "application/json")
+            .header("authorization", format!("Bearer {key}"));
+        let answer = api.send(sent.body(body.into()).unwrap()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+    }
+    assert_eq!(api.control.last(), "", "nothing of it went further");
     let unknown = Refusal::NotFound("none yet".to_owned());
     for (refusal, status) in [
         (unknown, 400),
@@ -313,6 +341,13 @@ async fn the_status() {
     );
     assert_eq!(status["samples"], json!({"pending": 1}));
     assert_eq!(status["notices"], json!(["no judge"]));
+    let judge = &status["judges"][0];
+    assert_eq!(judge["votes"], json!({"valid": 7, "void": 3}));
+    assert_eq!(judge["canaries"]["error"], json!(0.25));
+    assert_eq!(
+        judge["canaries"]["examples"][0],
+        "t001 (\"thanks\" said bad, is good)"
+    );
     assert_eq!(status["profiles"][0]["versions"][0]["version"], 2);
 }
 

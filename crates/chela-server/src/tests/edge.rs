@@ -222,6 +222,12 @@ async fn metrics_count_requests_tokens_and_kinds_with_reasons() {
         &format!("chela_prompt_tokens_total {prompt}"),
         "chela_time_to_first_token_seconds_count 1",
         "chela_turns{kind=\"side\",reason=\"title\"} 2",
+        "chela_judged{judge=\"rules:too-long\",verdict=\"bad\"} 4",
+        "chela_judge_error{name=\"self\"} 0.25",
+        "chela_judge_canaries{judge=\"self\",outcome=\"right\"} 15",
+        "chela_judge_canaries{judge=\"self\",outcome=\"abstained\"} 2",
+        "chela_judge_votes{judge=\"self\",outcome=\"void\"} 3",
+        "chela_judge_hinted{name=\"self\"} 2",
         "chela_memory_bytes{part=\"base\"} 5000",
         "chela_memory_bytes{part=\"cache\"} 300",
     ] {
@@ -232,7 +238,29 @@ async fn metrics_count_requests_tokens_and_kinds_with_reasons() {
         );
     }
     assert!(answer.body.ends_with("# EOF\n"));
-    assert!(!answer.body.contains("default"), "no names of profiles");
+    assert!(!answer.body.contains("secret"), "no names of profiles");
+    let figures = |profile: &str| {
+        [
+            format!("chela_train_loss{{profile=\"{profile}\"}} 0.5"),
+            format!("chela_train_ratio_p5{{profile=\"{profile}\"}} 0.25"),
+            format!("chela_train_version{{profile=\"{profile}\"}} 2"),
+            format!("chela_train_paused{{profile=\"{profile}\"}} 0"),
+            format!("chela_train_steps_old{{profile=\"{profile}\",steps=\"8_and_more\"}} 3.0"),
+        ]
+    };
+    let all = api.get("/metrics", "admin").await.body;
+    for line in figures("default") {
+        assert!(answer.body.contains(&line), "{line}\n{}", answer.body);
+        assert!(all.contains(&line), "{line}");
+    }
+    assert!(!all.contains("kl_to_base{"), "NaN is no figure");
+    for line in figures("secret") {
+        assert!(all.contains(&line), "{line}\n{all}");
+    }
+    for key in ["chat", "feedback", "session"] {
+        let body = api.get("/metrics", key).await.body;
+        assert!(!body.contains("secret"), "{key}");
+    }
 }
 
 #[tokio::test]

@@ -157,7 +157,12 @@ pub fn version_two() -> VersionRecord {
             learner_canary: vec![-1.0],
         }),
         samples: vec![SampleId(5)],
-        metrics: vec![("loss".to_owned(), 0.5)],
+        metrics: vec![
+            ("loss".to_owned(), 0.5),
+            ("kl to base".to_owned(), f64::NAN),
+            ("ratio.p5".to_owned(), 0.25),
+            ("steps_old_8_and_more".to_owned(), 3.0),
+        ],
         gate: Some(GateReport {
             checks: vec![GateCheck {
                 name: "accepted".to_owned(),
@@ -412,17 +417,36 @@ impl ControlPlane for FakeControl {
             counts: StoreCounts {
                 turns: vec![(TurnKind::Side, "title".to_owned(), 2)],
                 samples: vec![("pending".to_owned(), 1)],
+                judged: vec![("rules:too-long".to_owned(), "bad".to_owned(), 4)],
                 ..StoreCounts::default()
             },
             judging: 0,
             judge_errors: vec![],
+            judges: vec![chela_core::JudgeView {
+                judge: "self".to_owned(),
+                verdicts: 9,
+                valid_votes: 7,
+                void_votes: 3,
+                hinted: 2,
+                canaries: chela_core::CanaryFigures {
+                    verdicts: 20,
+                    wrong: 5,
+                    abstained: 2,
+                    failed: 1,
+                    error: Some(0.25),
+                    examples: vec!["t001 (\"thanks\" said bad, is good)".to_owned()],
+                },
+            }],
             groups: Some(GroupRules {
                 algorithm: "grpo".to_owned(),
                 groups: 8,
                 max_staleness: 2,
                 reply_limit: None,
             }),
-            profiles: vec![view(&Profile::default())],
+            profiles: vec![
+                view(&Profile::default()),
+                view(&Profile::new("secret").unwrap()),
+            ],
         })
     }
 

@@ -4,6 +4,7 @@
 mod faults;
 mod gate;
 mod groups;
+mod metrics;
 mod minibatches;
 mod replay;
 
@@ -224,6 +225,62 @@ fn a_skipped_step_drops_its_samples_and_makes_no_version() {
         );
     }
     assert!(rig.versions(&p).is_empty());
+}
+
+/// What is no number the store refuses; as large as numbers go, a reward is worth no more than the clip.
+#[test]
+fn huge_rewards_are_clipped_and_leave_every_figure_finite() {
+    let made = |good: f32, bad: f32| {
+        let mut rig = rig();
+        let p = profile("default");
+        let turns = [rig.judged(&p, good), rig.judged(&p, bad)];
+        assert!(matches!(
+            rig.trainer.advance(&p).unwrap(),
+            Progress::Served(_)
+        ));
+        for turn in turns {
+            assert!(matches!(rig.state(turn), SampleState::Consumed(_)));
+        }
+        let mut metrics = rig.store.versions(&p).unwrap()[0].metrics.clone();
+        // What a clock said, and how many were clipped, differ.
+        metrics.retain(|(name, _)| !name.contains("second") && name != "rewards_clipped");
+        assert!(metrics.iter().all(|(_, x)| x.is_finite()), "{metrics:?}");
+        metrics
+    };
+    let clip = TrainConfig::new("/nowhere".into(), vec![1, 2])
+        .advantage
+        .reward_clip;
+    assert_eq!(made(f32::MAX, f32::MIN), made(clip, -clip));
+}
+
+#[test]
+fn batches_that_teach_nothing_are_told_of_until_a_good_step() {
+    let mut rig = rig();
+    let p = profile("default");
+    let alarms = chela_core::registry::Alarms::default();
+    let fresh = trainer(&rig.store, &rig.engine, &rig.learners, &rig.config);
+    rig.trainer = fresh.alarming(alarms.clone());
+    for batches in 1..3 {
+        // Equal rewards equal their mean.
+        rig.judged(&p, 1.0);
+        rig.judged(&p, 1.0);
+        assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Idle);
+        let barren = alarms.of(&p).unwrap();
+        assert_eq!(barren.batches, batches);
+        assert_eq!(barren.reasons.values().sum::<u64>(), 2 * batches);
+    }
+    rig.learners.skip_steps(1);
+    rig.pair(&p);
+    assert_eq!(rig.trainer.advance(&p).unwrap(), Progress::Skipped);
+    let barren = alarms.of(&p).unwrap();
+    assert_eq!((barren.batches, barren.reasons["non-finite step"]), (3, 2));
+    assert_eq!(alarms.of(&profile("other")), None);
+    rig.pair(&p);
+    assert!(matches!(
+        rig.trainer.advance(&p).unwrap(),
+        Progress::Served(_)
+    ));
+    assert_eq!(alarms.of(&p), None);
 }
 
 #[test]

@@ -127,6 +127,8 @@ pub(super) fn simulated(config: &mut Config, rules: Vec<RemarkRule>, (batch, see
     config.server.auth = "open".to_owned();
     config.judge.kinds = vec![JudgeKind::Rules];
     config.judge.rules = rule_entries(rules);
+    // These rules know what the simulated users say, not what the labelled turns do; a control's know nothing.
+    config.judge.canary_rate = 0.0;
     let learning = &mut config.learning;
     learning.on = true;
     learning.batch = batch;

@@ -31,6 +31,18 @@ pub fn run(config: &Config, data_dir: &Path, output: &Output) -> Result<()> {
             &format!("  {what}: {} KiB", size(&data_dir.join(name)) >> 10),
         )?;
     }
+    let metrics = data_dir.join(chela_core::registry::METRICS);
+    line(
+        true,
+        &if config.learning.metrics {
+            format!(
+                "  figures of each step: {0}/<profile>.jsonl, `tensorboard --logdir {0}`, /metrics",
+                metrics.display()
+            )
+        } else {
+            "  figures of each step: in no files (learning.metrics = false), /metrics".to_owned()
+        },
+    )?;
     match folder::running(data_dir) {
         Some(note) => line(
             true,

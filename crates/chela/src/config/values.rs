@@ -179,6 +179,8 @@ pub struct Learning {
     pub watch_turns: usize,
     /// Profiles that are served and recorded but never learn.
     pub frozen: Vec<String>,
+    /// Write each step's figures into `metrics/` of the data folder: JSON lines, and event files for TensorBoard.
+    pub metrics: bool,
 }
 
 impl Default for Learning {
@@ -222,6 +224,7 @@ impl Default for Learning {
             rollback_margin: 0.15,
             watch_turns: 30,
             frozen: Vec::new(),
+            metrics: true,
         }
     }
 }
@@ -305,6 +308,10 @@ pub struct Judge {
     pub openai_model: String,
     /// Name of the environment variable that holds its key.
     pub openai_key_variable: String,
+    /// Part of the judged turns beside which a turn with a known verdict is put before every judge; 0 = none.
+    pub canary_rate: f64,
+    /// Part of a judge's last verdicts on these that may be wrong before learning stops.
+    pub max_judge_error: f64,
 }
 
 impl Default for Judge {
@@ -320,6 +327,8 @@ impl Default for Judge {
             openai_url: String::new(),
             openai_model: String::new(),
             openai_key_variable: "OPENAI_API_KEY".to_owned(),
+            canary_rate: 0.05,
+            max_judge_error: 0.3,
         }
     }
 }
@@ -476,6 +485,14 @@ impl Config {
         if !(0.0..=0.5).contains(&l.held_out) {
             bail!("learning.held_out = {} must be from 0 to 0.5", l.held_out);
         }
+        for (key, value) in [
+            ("judge.canary_rate", self.judge.canary_rate),
+            ("judge.max_judge_error", self.judge.max_judge_error),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                bail!("{key} = {value} must be from 0 to 1");
+            }
+        }
         for name in &l.frozen {
             if let Err(error) = chela_core::Profile::new(name) {
                 bail!("learning.frozen: {error}");
@@ -542,6 +559,13 @@ mod tests {
                 .contains("combined")
         );
         let mut config = Config::default();
+        config.judge.canary_rate = f64::NAN;
+        let says = config.validate().unwrap_err().to_string();
+        assert!(says.contains("judge.canary_rate = NaN"), "{says}");
+        let mut config = Config::default();
+        config.judge.max_judge_error = 30.0;
+        let says = config.validate().unwrap_err().to_string();
+        assert!(says.contains("judge.max_judge_error = 30"), "{says}");
         config.learning.algorithm = "a2c".to_owned();
         let says = config.validate().unwrap_err().to_string();
         assert!(

@@ -133,6 +133,23 @@ fn all_weights_learn_from_feedback_are_served_and_survive_a_restart() {
     let server = Running::start(home.path());
     assert_eq!(server.served(), 1);
     assert_eq!(server.ask(0).1, after);
+    // The server was killed, maybe before it wrote the step's figures: they are there now, once.
+    let figures = home.path().join("data/metrics/default.jsonl");
+    let lines = wait_for("the step's figures", || {
+        let text = std::fs::read_to_string(&figures).ok()?;
+        text.ends_with('\n').then_some(text)
+    });
+    let line: Value = serde_json::from_str(lines.trim_end()).unwrap();
+    assert_eq!(
+        (&line["version"], &line["state"]),
+        (&json!(1), &json!("served"))
+    );
+    let (_, metrics) = server.get("/metrics");
+    let loss = line["metrics"]["loss"].as_f64().unwrap();
+    let shown = metrics
+        .lines()
+        .find_map(|l| l.strip_prefix("chela_train_loss{profile=\"default\"} "));
+    assert_eq!(shown.unwrap().parse::<f64>().unwrap(), loss);
 
     let to = home.path().join("taken");
     let export = |args: &[&str]| {
