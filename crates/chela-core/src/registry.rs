@@ -57,6 +57,9 @@ impl Alarms {
 /// The folder of the steps' figures, below the data folder: `<profile>.jsonl` and `<profile>/` in it.
 pub const METRICS: &str = "metrics";
 
+/// Of these, a line for each step, in the profile's folder.
+pub const METRICS_LINES: &str = "steps.jsonl";
+
 /// The parent chain of one version: number → steps since the base.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chain {

@@ -2,14 +2,18 @@
 
 use crate::user::Dice;
 
-/// Whether the last line of a reply that holds an expression comes to `target`, using each of `numbers` at most once. What stands after
-/// an equals sign is not read.
+/// Whether the last expression of at least two numbers in a reply comes to `target`, using each of `numbers` at most once. Of a line with
+/// equals signs it is the first such side.
 pub fn right(reply: &str, numbers: &[u64], target: u64) -> bool {
-    let last = reply.lines().rev().find_map(|line| {
-        let line = line.split('=').next().unwrap_or_default();
-        let line = line.trim().trim_matches(['`', '*', '$', '.', ' ']);
-        evaluate(line)
-    });
+    let expression = |side: &str| {
+        let side = side.trim().trim_matches(['`', '*', '$', '.', ' ']);
+        // A bare number is a result that is said, not a way to it.
+        evaluate(side).filter(|(_, used)| used.len() > 1)
+    };
+    let last = reply
+        .lines()
+        .rev()
+        .find_map(|line| line.split('=').find_map(expression));
     let Some((value, used)) = last else {
         return false;
     };
@@ -111,7 +115,7 @@ pub fn solvable(dice: &mut Dice, n: usize) -> (Vec<u64>, u64) {
                 _ => value * next,
             };
         }
-        if (10..=100).contains(&value) {
+        if (10..=100).contains(&value) && !numbers.contains(&value) {
             let mut given = numbers;
             // The order would give it away.
             for at in (1..given.len()).rev() {
@@ -159,6 +163,8 @@ mod tests {
             ("22", false),
             ("I cannot.", false),
             ("3 * 5 + 7\nThat is it!", true),
+            ("22 = 3 * 5 + 7", true),
+            ("3 * 5 + 7 = 22\n22", true),
         ] {
             assert_eq!(right(reply, &given, 22), is, "{reply}");
         }
@@ -176,7 +182,7 @@ mod tests {
         #[test]
         fn what_is_made_can_be_solved(seed: u64, n in 2usize..6) {
             let (numbers, target) = solvable(&mut Dice::new(seed), n);
-            prop_assert!(numbers.len() == n && (10..=100).contains(&target));
+            prop_assert!(numbers.len() == n && (10..=100).contains(&target) && !numbers.contains(&target));
         }
     }
 }

@@ -118,7 +118,10 @@ impl Journal {
     /// Opens a run's journal, or begins one. One of another setting is refused: what it holds is no part of this run.
     pub fn open(path: &Path, setting: Setting) -> Result<Self, LabError> {
         let wrong = |what: String| LabError::Journal(format!("{}: {what}", path.display()));
-        if !path.exists() {
+        // Killed before the first line was whole: nothing is lost by beginning anew.
+        let begun = fs::read(path).is_ok_and(|text| text.contains(&b'\n'));
+        if !begun {
+            let _ = fs::remove_file(path);
             let journal = Self {
                 path: path.to_owned(),
                 run: Run {
@@ -267,6 +270,8 @@ pub(crate) mod tests {
         assert_eq!(over.run().ended.as_deref(), Some("as it was to"));
         let other = Journal::open(&path, setting("opd", 2)).unwrap_err();
         assert!(other.to_string().contains("--out"), "{other}");
+        fs::write(&path, "{\"setting\": {\"mo").unwrap();
+        assert!(Journal::open(&path, setting("opd", 3)).is_ok());
         fs::write(&path, "no journal\n").unwrap();
         assert!(read(&path).is_err());
         fs::remove_file(&path).unwrap();

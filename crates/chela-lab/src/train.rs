@@ -63,6 +63,8 @@ struct Runner<'a, 't> {
     limit: AtomicU64,
     /// Replies handed in.
     handed_in: AtomicU64,
+    /// Of these, refused.
+    refused: AtomicU64,
     over: AtomicBool,
     failed: Mutex<Option<LabError>>,
     rewards: Mutex<BTreeMap<u64, Rewards>>,
@@ -89,6 +91,7 @@ pub fn run(
         begun: AtomicU64::new(0),
         limit: AtomicU64::new(0),
         handed_in: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
         over: AtomicBool::new(false),
         failed: Mutex::new(None),
         rewards: Mutex::default(),
@@ -173,8 +176,20 @@ impl Runner<'_, '_> {
             seed: dice.next_number() >> 12,
         })?;
         let reward = item.reward(&reply.text);
-        self.client
-            .scored(&reply.turn, reward, (&name, options.samples))?;
+        match self
+            .client
+            .scored(&reply.turn, reward, (&name, options.samples))
+        {
+            // One that can never train, an empty one say: its group stays incomplete and falls.
+            Err(LabError::Refused {
+                status, message, ..
+            }) if status < 500 => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.table
+                    .say(&format!("a reply was not taken: {message}"))?;
+            }
+            other => other?,
+        }
         let mut rewards = locked(&self.rewards);
         let of = rewards.entry(reply.version).or_default();
         of.sum += reward;
@@ -188,10 +203,12 @@ impl Runner<'_, '_> {
     fn watch(&self, first: &Standing, groups: &Groups) -> Result<(u64, u64), LabError> {
         let n = self.options.samples as u64;
         let bounds = Bounds {
-            max_concurrent: (self.options.lanes as u64).div_ceil(n).max(1),
+            // One more than the lanes hold, so that none idles while the slowest reply of a group is on its way.
+            max_concurrent: (self.options.lanes as u64).div_ceil(n) + 1,
             ..groups.bounds
         };
-        let before = Samples::of(first);
+        let mut before = Samples::of(first);
+        let mut read = 0;
         let mut newest = (first.newest(), Instant::now());
         let mut seen = HashSet::from([first.served]);
         let from = first.steps();
@@ -204,8 +221,12 @@ impl Runner<'_, '_> {
             if seen.insert(standing.served) {
                 self.told(&standing, steps)?;
                 let every = self.options.every;
-                if every > 0 && steps % every == 0 {
+                // Several steps may have been made since the last look.
+                if every > 0 && steps / every > read {
+                    read = steps / every;
                     self.read(steps, standing.served)?;
+                    // Nothing could begin meanwhile, so nothing could come.
+                    newest.1 = Instant::now();
                 }
             }
             if steps >= self.options.steps || self.over.load(Ordering::Relaxed) {
@@ -223,8 +244,11 @@ impl Runner<'_, '_> {
             }
             // What is handed in is a sample a moment later.
             let now = Samples::of(&standing);
+            // What waited at the beginning and was trained on since takes no room any more.
+            before.waiting = before.waiting.min(now.waiting);
             let handed_in = self.handed_in.load(Ordering::Relaxed);
-            let on_the_way = handed_in.saturating_sub(now.all.saturating_sub(before.all));
+            let on_the_way = (handed_in - self.refused.load(Ordering::Relaxed))
+                .saturating_sub(now.all.saturating_sub(before.all));
             let waiting = now.waiting.saturating_sub(before.waiting) + on_the_way;
             let begun = self.begun.load(Ordering::Relaxed);
             let rollouts = Rollouts {

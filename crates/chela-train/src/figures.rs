@@ -70,20 +70,27 @@ pub fn figures(
         ),
         ("groups", prepared.groups as f64),
         ("rewards_clipped", prepared.clipped as f64),
-        ("reward_mean", mean(&prepared.rewards)),
         ("tokens", stats.tokens as f64),
         ("tokens_all", total as f64),
         ("tokens_per_second", total as f64 / around.seconds.max(1e-9)),
         ("masked_tokens", stats.masked as f64),
-        ("masked_fraction", per_ratio(stats.masked as f64)),
-        ("clip_fraction", per_ratio(stats.clipped as f64)),
-        ("ratio_mean", mean(&ratios)),
-        ("behavior_gap", per_ratio(stats.behavior_gap)),
         ("baseline", around.baseline.mean),
         ("baseline_count", around.baseline.count),
         ("seconds", around.seconds),
     ];
-    all.extend(QUANTILES.map(|(name, part)| (name, quantile(&ratios, part))));
+    // What there is none of has no mean: a missing figure is not 0.
+    if !prepared.rewards.is_empty() {
+        all.push(("reward_mean", mean(&prepared.rewards)));
+    }
+    if !ratios.is_empty() {
+        all.extend([
+            ("masked_fraction", per_ratio(stats.masked as f64)),
+            ("clip_fraction", per_ratio(stats.clipped as f64)),
+            ("ratio_mean", mean(&ratios)),
+            ("behavior_gap", per_ratio(stats.behavior_gap)),
+        ]);
+        all.extend(QUANTILES.map(|(name, part)| (name, quantile(&ratios, part))));
+    }
     all.extend(rewards(around));
     all.extend(outcome.entropy.map(|sum| ("entropy", per_token(sum))));
     all.extend(around.kl.map(|kl| ("kl_to_base", kl)));

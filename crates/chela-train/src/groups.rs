@@ -42,7 +42,11 @@ pub fn select(
             .map(|m| chain.staleness(&m.version))
             .collect();
         let newest = members.iter().map(|m| m.created).max().unwrap_or(now);
-        let alike = members.windows(2).all(|two| two[0].reward == two[1].reward);
+        let clip = config.advantage.reward_clip;
+        let reward = |m: &PendingSample| m.reward.map(|r| clipped_reward(r, clip));
+        let alike = members
+            .windows(2)
+            .all(|two| reward(two[0]) == reward(two[1]));
         let why = if behind.contains(&None) {
             "version outside the chain"
         } else if behind.iter().flatten().any(|n| *n > config.max_staleness) {

@@ -47,7 +47,8 @@ fn pending(id: u64, name: &str, number: u64) -> PendingSample {
         reply_hash: 7,
         reply_len: 3,
         created: 1000,
-        reward: Some(id as f32),
+        // Below the clip, or they would be alike.
+        reward: Some(id as f32 / 10.0),
         group: group(name, 2),
     }
 }
@@ -151,7 +152,7 @@ fn equal_rewards_make_room_where_the_algorithm_refills() {
     let mut all: Vec<_> = (1..=6)
         .map(|i| pending(i, ["a", "b", "c"][(i as usize - 1) / 2], 0))
         .collect();
-    all[0].reward = Some(2.0);
+    all[0].reward = all[1].reward;
     assert_eq!(ids(&pick(&all, 0, &config(), 2000)), [1, 2, 3, 4]);
     let dapo = TrainConfig {
         algorithm: Algorithm::Dapo,

@@ -91,6 +91,7 @@ pub fn run(
         entropy: None,
         moved: false,
     };
+    let n = parts.len();
     for (made, part) in parts.into_iter().enumerate() {
         let norm = outcome.report.grad_norm;
         outcome.report = minibatch(
@@ -105,6 +106,8 @@ pub fn run(
         }
         outcome.report.grad_norm = norm.max(outcome.report.grad_norm);
     }
+    // Each minibatch's loss is a mean of its own: their mean is the batch's, however it is cut.
+    outcome.stats.loss /= n as f64;
     outcome.reference = known.reference;
     Ok(outcome)
 }
@@ -167,6 +170,9 @@ fn minibatch(
     };
     learner.forward_backward(samples, &mut loss)?;
     let report = learner.optim_step(&config.optim)?;
+    if let Some(error) = &failed {
+        tracing::error!(%error, "the loss of a sample could not be computed; the step is given up");
+    }
     match failed {
         Some(error) if !report.skipped => Err(error.into()),
         _ => Ok(report),

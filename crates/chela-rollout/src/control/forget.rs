@@ -146,10 +146,7 @@ impl Rollout {
     /// The files with the figures of a profile's steps. What stays is deleted before the profile's next figures are written.
     fn delete_metrics(&self, profile: &Profile) {
         let dir = self.config.data_dir.join(registry::METRICS);
-        let lines = dir.join(format!("{profile}.jsonl"));
-        let events = dir.join(profile.as_str());
-        let gone = std::fs::remove_file(&lines).or_else(gone_already);
-        let gone = gone.and(std::fs::remove_dir_all(&events).or_else(gone_already));
+        let gone = std::fs::remove_dir_all(dir.join(profile.as_str())).or_else(gone_already);
         if let Err(error) = gone {
             tracing::error!(path = %dir.display(), %error, "cannot delete the figures of a forgotten profile");
         }

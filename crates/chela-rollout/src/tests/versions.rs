@@ -151,7 +151,8 @@ async fn forgetting_a_profile_leaves_its_name_and_its_last_number() {
     let me = Profile::default();
     let figures = dir.path().join(chela_core::registry::METRICS);
     std::fs::create_dir_all(figures.join("default")).unwrap();
-    for name in ["default.jsonl", "default/events", "other.jsonl"] {
+    std::fs::create_dir_all(figures.join("other")).unwrap();
+    for name in ["default/steps.jsonl", "default/events", "other/steps.jsonl"] {
         std::fs::write(figures.join(name), "{}").unwrap();
     }
     let what = ForgetRequest::Profile(me.clone());
@@ -163,7 +164,7 @@ async fn forgetting_a_profile_leaves_its_name_and_its_last_number() {
     assert!(!dir.path().join("adapters/default/00000001").exists());
     let left = std::fs::read_dir(figures).unwrap();
     let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(left, ["other.jsonl"], "the profile's figures went");
+    assert_eq!(left, ["other"], "the profile's figures went");
     // The conversation goes on as a new one.
     let turn = f.say("s1", &[user("hello")], "hi").await;
     assert_eq!(f.story(turn).turn.parent, None);

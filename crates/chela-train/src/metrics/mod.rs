@@ -51,8 +51,8 @@ impl MetricsFiles {
         let versions = store.versions(profile)?;
         let waiting = !store.replays(profile)?.is_empty();
         let steps = settled(&versions, waiting);
-        let lines = self.dir.join(format!("{profile}.jsonl"));
         let folder = self.dir.join(profile.as_str());
+        let lines = folder.join(registry::METRICS_LINES);
         let mut known = lines_of(&read(&lines)?).0;
         let events = events_file(&folder)?;
         if let Some(events) = &events {
@@ -60,7 +60,6 @@ impl MetricsFiles {
         }
         let there: BTreeSet<u64> = versions.iter().map(|v| v.version.number).collect();
         if !known.is_subset(&there) {
-            remove_file(&lines)?;
             remove_folder(&folder)?;
         }
         let Some(first) = steps.first() else {
@@ -189,15 +188,6 @@ fn read(path: &Path) -> Result<Vec<u8>, TrainError> {
 
 fn make_folder(path: &Path) -> Result<(), TrainError> {
     fs::create_dir_all(path).map_err(|e| io("cannot create", path, e))
-}
-
-fn remove_file(path: &Path) -> Result<(), TrainError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(io("cannot delete", path, error))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn io(what: &'static str, path: &Path, error: std::io::Error) -> TrainError {

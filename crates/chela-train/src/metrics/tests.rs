@@ -69,7 +69,7 @@ impl Files {
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.path().join("metrics/default.jsonl")
+        self.dir.path().join("metrics/default/steps.jsonl")
     }
 
     fn events(&self) -> PathBuf {

@@ -33,7 +33,7 @@ fn served(store: &MemoryStore) -> u64 {
 fn figures_follow_each_step_and_what_is_missing_is_written_at_the_start() {
     let mut r = rig();
     let store = r.store.clone();
-    let lines = r.dir.path().join("metrics/default.jsonl");
+    let lines = r.dir.path().join("metrics/default/steps.jsonl");
     let count = || std::fs::read_to_string(&lines).map_or(0, |t| t.lines().count());
     r.pair(&Profile::default());
     run_until(&mut r.trainer, || count() == 1);

@@ -36,7 +36,7 @@ pub fn run(config: &Config, data_dir: &Path, output: &Output) -> Result<()> {
         true,
         &if config.learning.metrics {
             format!(
-                "  figures of each step: {0}/<profile>.jsonl, `tensorboard --logdir {0}`, /metrics",
+                "  figures of each step: {0}/<profile>/steps.jsonl, `tensorboard --logdir {0}`, /metrics",
                 metrics.display()
             )
         } else {

@@ -134,7 +134,7 @@ fn all_weights_learn_from_feedback_are_served_and_survive_a_restart() {
     assert_eq!(server.served(), 1);
     assert_eq!(server.ask(0).1, after);
     // The server was killed, maybe before it wrote the step's figures: they are there now, once.
-    let figures = home.path().join("data/metrics/default.jsonl");
+    let figures = home.path().join("data/metrics/default/steps.jsonl");
     let lines = wait_for("the step's figures", || {
         let text = std::fs::read_to_string(&figures).ok()?;
         text.ends_with('\n').then_some(text)
@@ -202,4 +202,89 @@ fn groups_of_replies_to_one_prompt_become_a_version() {
     assert_eq!(version["metrics"]["groups"], 2.0, "{version}");
     assert_eq!(version["metrics"]["samples"], 4.0, "{version}");
     assert_eq!(status["samples"]["consumed"], 4, "{status}");
+}
+
+#[test]
+fn turns_recorded_elsewhere_are_learnt_once_and_only_by_the_model_that_made_them() {
+    let home = tempfile::tempdir().unwrap();
+    let spec = chela_model::testing::TinySpec::default();
+    chela_model::testing::write_tiny_llama(&home.path().join("model"), 1, &spec).unwrap();
+    let file = home.path().join("turns.jsonl");
+    {
+        let server = Running::start(home.path());
+        let (completion, _) = server.ask(1);
+        let said = json!({ "completion_id": completion, "score": 1 });
+        server.post("/v1/feedback", &said);
+        let sessions: Value = serde_json::from_str(&server.get("/v1/sessions").1).unwrap();
+        let id = sessions["sessions"][0]["id"].clone();
+        let exported = server.post("/rl/export_trajectories", &json!({ "session_id": id }));
+        assert_eq!(exported["rows"][0]["rewards"], 1.0, "{exported}");
+        std::fs::write(&file, format!("{exported}\n")).unwrap();
+    }
+    let elsewhere = home.path().join("elsewhere");
+    let train = |file: &Path| {
+        let file = file.to_str().unwrap();
+        let mut command = chela(home.path(), &["--json", "train", "--from", file]);
+        // Stands last, over the folder before.
+        let folder = format!("data.dir={}", elsewhere.display());
+        command.args(["--set", &folder]);
+        command.output().unwrap()
+    };
+    let answer = |output: &std::process::Output| -> Value {
+        let says = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{says}");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        serde_json::from_str(text.lines().next_back().unwrap()).unwrap()
+    };
+    let first = answer(&train(&file));
+    assert_eq!(
+        (&first["new"], &first["served"]),
+        (&json!(1), &json!(1)),
+        "{first}"
+    );
+    let again = answer(&train(&file));
+    assert_eq!(
+        (&again["new"], &again["known"]),
+        (&json!(0), &json!(1)),
+        "{again}"
+    );
+    assert_eq!(again["served"], 1);
+
+    let mut other: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    other["tokenizer_hash"] = json!("another");
+    other["rows"][0]["rewards"] = json!(-1.0);
+    let foreign = home.path().join("foreign.jsonl");
+    std::fs::write(&foreign, other.to_string()).unwrap();
+    let refused = train(&foreign);
+    let says = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success()
+            && says.contains("another model")
+            && says.contains("nothing was trained"),
+        "{says}"
+    );
+}
+
+#[test]
+fn a_wrong_task_is_refused_before_anything_is_loaded() {
+    let home = tempfile::tempdir().unwrap();
+    let task = home.path().join("task.toml");
+    std::fs::write(&task, "name = \"a\"\nkind = \"arithmetic\"\ndigit = 2\n").unwrap();
+    for (args, says) in [
+        (vec!["train", "--task", task.to_str().unwrap()], "digit"),
+        (vec!["train", "--task", "chess"], "word-problems"),
+        (
+            vec!["train", "--task", "arithmetic", "--samples", "1"],
+            "--samples",
+        ),
+        (vec!["train"], "--task"),
+        (vec!["experiment", "learn", "--live", "0"], "--live"),
+    ] {
+        let output = chela(home.path(), &args).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && error.contains(says),
+            "{args:?}: {error}"
+        );
+    }
 }

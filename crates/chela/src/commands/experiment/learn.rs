@@ -208,6 +208,8 @@ impl Experiment<'_> {
         config.learning.method = teaching.method().to_owned();
         // As good or bad as the user says: a limit of its own is no verdict on style, and in the control the coin's must stand.
         config.learning.truncated = match (teaching, self.taste) {
+            // That a reply was cut is a verdict too.
+            (Teaching::None, _) => "exclude",
             (Teaching::Coin, _) | (_, Taste::Thorough | Taste::Ta) => "judged",
             _ => "bad",
         }
