@@ -1,7 +1,7 @@
 //! Opens the file, refuses what a later program wrote, and brings what an earlier one wrote up to date.
 
 use chela_core::StoreError;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, config::DbConfig};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, config::DbConfig};
 use std::{
     fs::File,
     path::{Path, PathBuf},
@@ -30,6 +30,20 @@ fn unusable(path: &Path, why: impl std::fmt::Display) -> StoreError {
     StoreError::Unusable(format!("{}: {why}", path.display()))
 }
 
+/// An error of SQLite, in words that say what to do where a person can.
+fn failed(path: &Path, error: rusqlite::Error) -> StoreError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => unusable(
+            path,
+            format!(
+                "it is damaged or no database ({error}); put a backup in its place (`chela backup` makes them) or name \
+                 another folder with --data-dir"
+            ),
+        ),
+        _ => unusable(path, error),
+    }
+}
+
 /// The writer's connection; creates the file or migrates it first.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, StoreError> {
     open_with(path, MIGRATIONS)
@@ -39,7 +53,7 @@ fn open_with(path: &Path, migrations: &[&str]) -> Result<Connection, StoreError>
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let failed = |e: rusqlite::Error| unusable(path, e);
+    let failed = |e: rusqlite::Error| failed(path, e);
     let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
     owner_only(path)?;
     conn.busy_timeout(BUSY).map_err(failed)?;
@@ -56,7 +70,7 @@ fn open_with(path: &Path, migrations: &[&str]) -> Result<Connection, StoreError>
 
 /// A connection that cannot write.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
-    let failed = |e: rusqlite::Error| unusable(path, e);
+    let failed = |e: rusqlite::Error| failed(path, e);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(failed)?;
     conn.busy_timeout(BUSY).map_err(failed)?;
@@ -65,7 +79,9 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
     no_temporary_files(&conn).map_err(failed)?;
     let found = check(&conn, path, SCHEMA)?;
     if found < SCHEMA {
-        let why = format!("it has schema {found}; open it once for writing with {PROGRAM}");
+        let why = format!(
+            "it has schema {found}: start `chela serve` of {PROGRAM} on it once, which brings it up to date"
+        );
         return Err(unusable(path, why));
     }
     Ok(conn)
@@ -73,7 +89,7 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
 
 /// The file's schema, when it is one this program can use.
 fn check(conn: &Connection, path: &Path, newest: usize) -> Result<usize, StoreError> {
-    let failed = |e: rusqlite::Error| unusable(path, e);
+    let failed = |e: rusqlite::Error| failed(path, e);
     let pragma = |name: &str| conn.pragma_query_value(None, name, |r| r.get::<_, i64>(0));
     let version = pragma("user_version").map_err(failed)?;
     let application = pragma("application_id").map_err(failed)?;
@@ -84,7 +100,8 @@ fn check(conn: &Connection, path: &Path, newest: usize) -> Result<usize, StoreEr
         return Ok(0);
     }
     if application != APPLICATION {
-        return Err(unusable(path, "this is the database of another program"));
+        let why = "this is the database of another program; name another folder with --data-dir";
+        return Err(unusable(path, why));
     }
     let found = usize::try_from(version).map_err(|e| unusable(path, e))?;
     if found > newest {
