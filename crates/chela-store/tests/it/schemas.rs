@@ -195,7 +195,11 @@ fn refused(dir: &Path) -> [String; 2] {
 fn what_is_no_store_of_this_program_is_refused_with_what_to_do() {
     let later = format!("PRAGMA user_version = {}", SCHEMA + 1);
     for (change, says, to_do) in [
-        (later.as_str(), "it has schema", "use that program or a later one"),
+        (
+            later.as_str(),
+            "it has schema",
+            "use that program or a later one",
+        ),
         (
             "PRAGMA application_id = 7",
             "the database of another program",
