@@ -29,6 +29,9 @@ fn each() -> impl Iterator<Item = usize> {
     1..=SCHEMA
 }
 
+/// What is done to a file's bytes.
+type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+
 #[test]
 fn turns_with_what_followed_and_verdicts_are_found_again() {
     for schema in each() {
@@ -226,7 +229,7 @@ fn a_cut_or_overwritten_file_is_refused_with_what_to_do() {
     let cut = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2);
     let head = |bytes: &mut Vec<u8>| bytes[..64].fill(0x55);
     let odd = |bytes: &mut Vec<u8>| bytes.truncate(700);
-    let changes: [&dyn Fn(&mut Vec<u8>); 3] = [&cut, &head, &odd];
+    let changes: [Damage<'_>; 3] = [&cut, &head, &odd];
     for change in changes {
         let dir = tempfile::tempdir().unwrap();
         write_schema(SCHEMA, dir.path());
